@@ -5,14 +5,75 @@ export CGO_ENABLED := 0
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo 0.0.0)
 LDFLAGS := -s -w -X github.com/lockwrap/lockwrap/wrap.version=$(VERSION)
 
-.PHONY: build clean
+# What the tests on a real machine run against, at pinned versions. The old pair is the one of nomad#6567.
+CNI     := v1.3.0
+NEW     := v1.10.0
+OLD     := v0.8.2
+PLUGINS := github.com/containernetworking/plugins
+NEW_SET := main/bridge meta/firewall meta/portmap ipam/host-local
+OLD_SET := meta/firewall meta/portmap
+NEW_BIN := $(addprefix bin/plugins/$(NEW)/,$(notdir $(NEW_SET)))
+OLD_BIN := $(addprefix bin/plugins/$(OLD)/,$(notdir $(OLD_SET)))
 
-build: bin/lockwrap
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
+
+# Arguments for go test, as in: make test T='-v -run Seed'
+T ?=
+
+.PHONY: help build setup plugins demo check test race lint clean
+
+help:           ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+build: bin/lockwrap ## bin/lockwrap, static and stripped
 
 bin/lockwrap: FORCE
-	go build -trimpath -ldflags '$(LDFLAGS)' -o $@ .
+	go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o $@ .
 
 FORCE:
+
+setup:          ## install the Debian packages that demo and test need (as root; else name them)
+	@test/setup
+
+plugins: bin/cnitool $(NEW_BIN) $(OLD_BIN) ## cnitool and the reference plugins, at pinned versions
+
+bin/cnitool:
+	GOBIN=$(CURDIR)/bin go install github.com/containernetworking/cni/cnitool@$(CNI)
+
+version_of = -s -w -X $(PLUGINS)/pkg/utils/buildversion.BuildVersion=$(1)
+
+$(NEW_BIN) &:
+	GOBIN=$(CURDIR)/bin/plugins/$(NEW) go install -ldflags '$(call version_of,$(NEW))' $(NEW_SET:%=$(PLUGINS)/plugins/%@$(NEW))
+
+$(OLD_BIN) &:
+	GOBIN=$(CURDIR)/bin/plugins/$(OLD) go install -ldflags '$(call version_of,$(OLD))' $(OLD_SET:%=$(PLUGINS)/plugins/%@$(OLD))
+
+demo: setup plugins build ## the bare list and the wrapped one side by side, with real plugins (root)
+	@cd test && go build -buildvcs=false -o ../bin/demo ./demo
+	@bin/demo
+
+check:          ## the fast half of the tests, without root
+	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not gofmt'ed:"; echo "$$unformatted"; exit 1; fi
+	go vet ./...
+	cd test && go vet ./...
+	go test -short $(T) ./...
+
+test: setup plugins build ## everything, real plugins included (root)
+	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not gofmt'ed:"; echo "$$unformatted"; exit 1; fi
+	go vet ./...
+	cd test && go vet ./...
+	go test -count=1 -timeout 10m $(T) ./...
+	cd test && go test -count=1 -timeout 14m -parallel 4 $(T) ./...
+
+race:           ## the tests under the race detector; needs gcc
+	@if command -v gcc >/dev/null; then set -x; CGO_ENABLED=1 go test -race -count=1 -timeout 15m $(T) ./...; \
+	else echo "race: skipped, the race detector needs gcc"; fi
+
+lint:           ## staticcheck and govulncheck
+	go run $(STATICCHECK) ./...
+	cd test && go run $(STATICCHECK) ./...
+	@test/vulncheck $(GOVULNCHECK)
 
 clean:
 	rm -rf bin

@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wrap
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/coreos/go-iptables/iptables"
+)
+
+// The chains that containers share, as the reference plugins name them. The
+// names are the same in all versions from v0.8.2 to v1.10.0; a rename there
+// would only make pre-creation useless.
+const (
+	chainForward  = "CNI-FORWARD"           // plugins/meta/firewall/iptables.go
+	chainAdmin    = "CNI-ADMIN"             // the same; iptablesAdminChainName names another
+	chainIsolate1 = "CNI-ISOLATION-STAGE-1" // plugins/meta/firewall/ingresspolicy.go
+	chainIsolate2 = "CNI-ISOLATION-STAGE-2"
+	chainDNAT     = "CNI-HOSTPORT-DNAT" // plugins/meta/portmap/portmap_iptables.go
+	chainSetMark  = "CNI-HOSTPORT-SETMARK"
+	chainMasq     = "CNI-HOSTPORT-MASQ"
+)
+
+// Chain is an iptables chain.
+type Chain struct {
+	Table string `json:"table"`
+	Name  string `json:"name"`
+}
+
+// Limits of pre-creation. It must not hold up a call for long: the delegates
+// create the chains anyhow.
+const (
+	xtablesWait  = 2 * time.Second // for the xtables lock, for each iptables call
+	chainsBudget = 3 * xtablesWait // for all of it
+)
+
+// chainNames are names that iptables takes for a chain and not for an option.
+var chainNames = regexp.MustCompile(`^[A-Za-z0-9_.][^\s]{0,27}$`)
+
+var tables = []string{"filter", "nat", "mangle", "raw", "security"}
+
+func (c *NetConf) takeChains(raw json.RawMessage) error {
+	var chains []Chain
+	dec := json.NewDecoder(strings.NewReader(string(raw)))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&chains); err != nil {
+		return errors.New(`not a list of {"table": ..., "name": ...}`)
+	}
+	for _, chain := range chains {
+		if !slices.Contains(tables, chain.Table) || !chainNames.MatchString(chain.Name) {
+			return fmt.Errorf("not a list of chains: table %q, name %q", chain.Table, chain.Name)
+		}
+	}
+	c.Chains = chains
+	return nil
+}
+
+// sharedChains returns the shared chains that one delegate's ADD would create,
+// from its configuration (table 3.1 of the CNI semantics, read and measured for
+// v0.8.2 to v1.10.0). Never another owner's chain: an empty one would hide that
+// the owner has not made it (cri-o#6772).
+func sharedChains(pluginType string, config map[string]json.RawMessage) []Chain {
+	var conf struct {
+		Backend       string  `json:"backend"`
+		AdminChain    string  `json:"iptablesAdminChainName"`
+		IngressPolicy string  `json:"ingressPolicy"`
+		SNAT          *bool   `json:"snat"`
+		ExternalMark  *string `json:"externalSetMarkChain"`
+		RuntimeConfig struct {
+			PortMappings []json.RawMessage `json:"portMappings"`
+		} `json:"runtimeConfig"`
+	}
+	if err := json.Unmarshal(mustMarshal(config), &conf); err != nil {
+		return nil // the plugin will say what is wrong
+	}
+	var chains []Chain
+	add := func(table string, names ...string) {
+		for _, name := range names {
+			if chainNames.MatchString(name) {
+				chains = append(chains, Chain{table, name})
+			}
+		}
+	}
+	switch pluginType {
+	case "firewall":
+		if conf.Backend == "iptables" || conf.Backend != "firewalld" && !firewalldRuns() {
+			admin := chainAdmin
+			if conf.AdminChain != "" {
+				admin = conf.AdminChain
+			}
+			add("filter", chainForward, admin)
+		}
+		if conf.IngressPolicy == "same-bridge" || conf.IngressPolicy == "isolated" {
+			add("filter", chainIsolate1, chainIsolate2)
+		}
+	case "portmap":
+		if len(conf.RuntimeConfig.PortMappings) == 0 || conf.Backend == "nftables" {
+			break
+		}
+		add("nat", chainDNAT)
+		if (conf.SNAT == nil || *conf.SNAT) && conf.ExternalMark == nil {
+			add("nat", chainSetMark, chainMasq)
+		}
+	}
+	return chains
+}
+
+// firewalldRuns stands for the firewall plugin's question on D-Bus, which would
+// cost a connection.
+func firewalldRuns() bool {
+	for _, file := range []string{"/run/firewalld.pid", "/run/firewalld/firewalld.pid"} {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			continue
+		}
+		pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+		if err == nil && strings.Contains(command(pid), "firewalld") {
+			return true
+		}
+	}
+	return false
+}
+
+// families are the IP families of addresses.
+type families struct{ v4, v6 bool }
+
+func (f *families) add(addr netip.Addr) {
+	if addr.Unmap().Is4() {
+		f.v4 = true
+	} else {
+		f.v6 = true
+	}
+}
+
+// addFrom adds what a part of a configuration tells: the addresses and networks
+// in it, wherever they are, but not where routes lead or who the gateway is.
+func (f *families) addFrom(raw json.RawMessage) {
+	var value any
+	if err := json.Unmarshal(raw, &value); err == nil {
+		f.walk(value)
+	}
+}
+
+func (f *families) walk(value any) {
+	switch v := value.(type) {
+	case string:
+		if prefix, err := netip.ParsePrefix(v); err == nil {
+			f.add(prefix.Addr())
+		} else if addr, err := netip.ParseAddr(v); err == nil {
+			f.add(addr)
+		}
+	case []any:
+		for _, item := range v {
+			f.walk(item)
+		}
+	case map[string]any:
+		for key, item := range v {
+			switch strings.ToLower(key) {
+			case "routes", "gateway", "dns", "rangestart", "rangeend":
+			default:
+				f.walk(item)
+			}
+		}
+	}
+}
+
+// resultFamilies are those of a result's addresses.
+func resultFamilies(result json.RawMessage) (f families) {
+	var parts struct {
+		IPs json.RawMessage `json:"ips"`
+		IP4 json.RawMessage `json:"ip4"` // up to 0.2.0
+		IP6 json.RawMessage `json:"ip6"`
+	}
+	if err := json.Unmarshal(result, &parts); err == nil {
+		for _, part := range []json.RawMessage{parts.IPs, parts.IP4, parts.IP6} {
+			f.addFrom(part)
+		}
+	}
+	return f
+}
+
+// chainKeeper makes the shared chains beside the delegates that do not use
+// them, so that nobody waits for it.
+type chainKeeper struct {
+	log   *slog.Logger
+	needs []chainNeed
+	known families // of the addresses that the delegates will give out
+	jobs  map[chainJob]chan struct{}
+}
+
+// chainNeed is a chain and the first delegate that uses it.
+type chainNeed struct {
+	Chain
+	user int
+}
+
+// chainJob is what one goroutine does: the chains of one table and family.
+type chainJob struct {
+	table string
+	proto iptables.Protocol
+}
+
+// precreateChains starts to make the chains that the delegates share with
+// others, each for the address families that the delegates' IPAM configuration
+// tells. awaitChains finishes it.
+func (c *call) precreateChains() *chainKeeper {
+	k := &chainKeeper{log: c.log, jobs: map[chainJob]chan struct{}{}}
+	for _, chain := range c.conf.Chains {
+		k.needs = append(k.needs, chainNeed{chain, 0})
+	}
+	for i, d := range c.conf.Delegates {
+		config := c.conf.config(d, "ADD")
+		for _, chain := range sharedChains(d.Type, config) {
+			if !slices.ContainsFunc(k.needs, func(n chainNeed) bool { return n.Chain == chain }) {
+				k.needs = append(k.needs, chainNeed{chain, i})
+			}
+		}
+		k.known.addFrom(config["ipam"])
+	}
+	if len(k.needs) == 0 {
+		return k
+	}
+	k.known.addFrom(mustMarshal(c.conf.runtimeConfig["ipRanges"]))
+	k.known.addFrom(mustMarshal(c.conf.runtimeConfig["ips"]))
+	k.start(k.known)
+	if known := resultFamilies(c.conf.prevResult); known != (families{}) {
+		k.start(known)
+	}
+	return k
+}
+
+// start makes all chains in families where that has not been begun.
+func (k *chainKeeper) start(f families) {
+	var protos []iptables.Protocol
+	if f.v4 {
+		protos = append(protos, iptables.ProtocolIPv4)
+	}
+	if f.v6 {
+		protos = append(protos, iptables.ProtocolIPv6)
+	}
+	for _, proto := range protos {
+		byTable := map[string][]string{}
+		for _, need := range k.needs {
+			byTable[need.Table] = append(byTable[need.Table], need.Name)
+		}
+		client := sync.OnceValues(func() (*iptables.IPTables, error) {
+			return iptables.New(iptables.IPFamily(proto), iptables.Timeout(int(xtablesWait/time.Second)))
+		})
+		for table, names := range byTable {
+			job := chainJob{table, proto}
+			if _, begun := k.jobs[job]; begun {
+				continue
+			}
+			done := make(chan struct{})
+			k.jobs[job] = done
+			go func() {
+				defer close(done)
+				if err := ensureChains(client, table, names); err != nil {
+					k.log.Warn("cannot pre-create chains; the delegates will try", "table", table, "chains", names, "err", err)
+				}
+			}()
+		}
+	}
+}
+
+// await returns when the chains that delegate i uses exist or can't be had.
+// prevResult is what the delegate will get: its addresses decide where the
+// configuration did not tell.
+func (k *chainKeeper) await(i int, prevResult json.RawMessage) {
+	if !slices.ContainsFunc(k.needs, func(n chainNeed) bool { return n.user <= i }) {
+		return
+	}
+	f := resultFamilies(prevResult)
+	if i == 0 && f == (families{}) && k.known == (families{}) {
+		f.v4 = true // chains of the "chains" key, before anybody knows
+	}
+	k.start(f)
+	k.finish()
+}
+
+// finish waits for what was started. A hanging iptables must not hang the call:
+// the delegates have a time limit.
+func (k *chainKeeper) finish() {
+	limit := time.After(chainsBudget)
+	for job, done := range k.jobs {
+		select {
+		case <-done:
+		case <-limit:
+			k.log.Warn("not waiting for iptables any longer", "table", job.table)
+			return
+		}
+	}
+}
+
+// ensureChains makes chains of one table if they are missing. The kernel is
+// asked every time: firewalld and operators flush tables (plugins#512).
+func ensureChains(client func() (*iptables.IPTables, error), table string, names []string) error {
+	ipt, err := client()
+	if err != nil {
+		return err
+	}
+	// One listing is cheaper than a question for each chain. If it fails, the
+	// attempts below will tell why.
+	deadline := time.Now().Add(2 * xtablesWait)
+	existing, _ := ipt.ListChains(table)
+	var errs []error
+	for _, name := range names {
+		if !slices.Contains(existing, name) {
+			errs = append(errs, ensureChain(ipt, table, name, deadline))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+type chainMaker interface {
+	NewChain(table, chain string) error
+	ChainExists(table, chain string) (bool, error)
+}
+
+// ensureChain makes one chain. Whatever the error, only a look tells whether the
+// chain is there: "exists" is exit status 1 or 4 with many texts, and other
+// failures have the same status (nomad#8838, podman#5446).
+func ensureChain(ipt chainMaker, table, name string, deadline time.Time) error {
+	const tries = 3
+	for try := 1; ; try++ {
+		err := ipt.NewChain(table, name)
+		if err == nil {
+			return nil
+		}
+		if exists, lookErr := ipt.ChainExists(table, name); lookErr == nil && exists {
+			return nil
+		}
+		if try == tries || time.Now().After(deadline) {
+			return err
+		}
+		// Other programs hold the xtables lock or change the table for moments
+		// (go-cni#60).
+		time.Sleep(time.Duration(try) * 20 * time.Millisecond)
+	}
+}

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wrap
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// note is what a holder writes into the lock file, for the reader of an error
+// message. Who holds the lock is the kernel's to say; a note of anybody else is
+// ignored (azure-container-networking#364).
+type note struct {
+	PID       int       `json:"pid"`
+	Verb      string    `json:"verb"`
+	Network   string    `json:"network"`
+	Container string    `json:"container,omitempty"`
+	IfName    string    `json:"ifname,omitempty"`
+	Since     time.Time `json:"since"`
+	// Group is the process group of the delegate that runs now. A holder that
+	// was killed leaves it for the next one, who waits for what is left of it.
+	Group int `json:"group,omitempty"`
+}
+
+func readNote(path string) note {
+	var n note
+	data, err := os.ReadFile(path)
+	// A decoder stops behind the first value: a note is written over a longer
+	// one before the rest of that is cut off.
+	if err != nil || json.NewDecoder(bytes.NewReader(data)).Decode(&n) != nil {
+		return note{}
+	}
+	return n
+}
+
+// lockUsers reads from /proc/locks who holds the lock and who waits for it, in
+// the order of the queue. Holder is 0 if nobody does.
+func lockUsers(path string) (holder int, waiters []int) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return 0, nil
+	}
+	locks, err := os.ReadFile("/proc/locks")
+	if err != nil {
+		return 0, nil
+	}
+	return parseLocks(string(locks), fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino))
+}
+
+// parseLocks understands proc_pid_locks(5):
+//
+//	1: FLOCK  ADVISORY  WRITE 4711 00:19:1234 0 EOF
+//	1: -> FLOCK  ADVISORY  WRITE 4712 00:19:1234 0 EOF
+func parseLocks(locks, file string) (holder int, waiters []int) {
+	for line := range strings.Lines(locks) {
+		fields := strings.Fields(line)
+		waits := len(fields) > 1 && fields[1] == "->"
+		if waits {
+			fields = fields[1:]
+		}
+		if len(fields) < 6 || fields[1] != "FLOCK" || fields[5] != file {
+			continue
+		}
+		pid, err := strconv.Atoi(fields[4])
+		switch {
+		case err != nil:
+		case waits:
+			waiters = append(waiters, pid)
+		default:
+			holder = pid
+		}
+	}
+	return holder, waiters
+}
+
+// describeHolder says for an error message who holds the lock since when.
+func describeHolder(path string, pid int) string {
+	what := command(pid)
+	since := time.Duration(0)
+	if n := readNote(path); n.PID == pid {
+		what = fmt.Sprintf("lockwrap %s, container %s, network %s", n.Verb, n.Container, n.Network)
+		since = time.Since(n.Since)
+	} else if p, err := readProcess(pid); err == nil {
+		since = p.age()
+	}
+	if p, err := readProcess(pid); err == nil && strings.ContainsAny(p.state, "TtDZ") {
+		what += ", " + map[string]string{"T": "stopped", "t": "being traced", "D": "in uninterruptible sleep", "Z": "a zombie"}[p.state]
+	}
+	return fmt.Sprintf("pid %d (%s) for %s", pid, what, round(since))
+}
+
+func round(d time.Duration) time.Duration { return d.Round(100 * time.Millisecond) }
+
+// process is what /proc/PID/stat says of a process.
+type process struct {
+	state  string
+	parent int
+	group  int
+	start  uint64 // clock ticks since boot
+}
+
+func readProcess(pid int) (process, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return process{}, err
+	}
+	return parseStat(string(data))
+}
+
+// parseStat reads proc_pid_stat(5). The command in parentheses may contain
+// anything.
+func parseStat(stat string) (process, error) {
+	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
+	if len(fields) < 20 {
+		return process{}, fmt.Errorf("cannot read %q as the state of a process", stat)
+	}
+	parent, err1 := strconv.Atoi(fields[1])
+	group, err2 := strconv.Atoi(fields[2])
+	start, err3 := strconv.ParseUint(fields[19], 10, 64)
+	if err1 != nil || err2 != nil || err3 != nil {
+		return process{}, fmt.Errorf("cannot read %q as the state of a process", stat)
+	}
+	return process{state: fields[0], parent: parent, group: group, start: start}, nil
+}
+
+func (p process) age() time.Duration {
+	const ticks = 100 // USER_HZ, the same on every Linux that Go runs on
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		return 0
+	}
+	return time.Duration(now.Nano()) - time.Duration(p.start)*time.Second/ticks
+}
+
+// command is a process's command line, or its name if it has none.
+func command(pid int) string {
+	line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if len(line) == 0 {
+		line, _ = os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	}
+	words := strings.Join(strings.FieldsFunc(string(line), func(r rune) bool { return r == 0 || r == '\n' }), " ")
+	return strings.ToValidUTF8(words[:min(len(words), 100)], "")
+}
+
+// isAncestor reports whether a process is among our parents.
+func isAncestor(pid int) bool {
+	for at := os.Getppid(); at > 1; {
+		if at == pid {
+			return true
+		}
+		p, err := readProcess(at)
+		if err != nil {
+			return false
+		}
+		at = p.parent
+	}
+	return false
+}
+
+// waitForStragglers waits for what a killed lockwrap's delegate has left behind
+// in its process group: one iptables call or an IPAM plugin that lives for a
+// moment longer. Past the limit they are killed. Only processes that carry the
+// dead holder's mark count, since the group's number may be somebody else's by
+// now.
+func waitForStragglers(group int, mark string) {
+	const patience = 5 * time.Second
+	for start := time.Now(); time.Since(start) < patience+time.Second; time.Sleep(10 * time.Millisecond) {
+		pids := stragglers(group, mark)
+		if len(pids) == 0 {
+			return
+		}
+		if time.Since(start) > patience {
+			for _, pid := range pids {
+				_ = unix.Kill(pid, unix.SIGKILL)
+			}
+		}
+	}
+}
+
+func stragglers(group int, mark string) []int {
+	var pids []int
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, stat := range stats {
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(stat)))
+		if err != nil {
+			continue
+		}
+		p, err := readProcess(pid)
+		if err != nil || p.group != group || p.state == "Z" {
+			continue
+		}
+		environ, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if bytes.Contains(environ, []byte(heldVariable+"="+mark+"\x00")) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wrap
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/gofrs/flock"
+	"golang.org/x/sys/unix"
+)
+
+// heldVariable marks the environment of everything that runs under the lock,
+// with the holder's pid and the lock file. A lockwrap that finds it there is
+// below the holder and must not wait for it.
+const heldVariable = "LOCKWRAP_HELD"
+
+func heldMark(pid int, path string) string { return fmt.Sprintf("%d:%s", pid, path) }
+
+// heldAbove returns the pid of the lockwrap above this one that holds the lock
+// at path, or 0. The mark alone does not count: a daemon that a delegate once
+// started carries it for ever, so the kernel and the process tree must agree.
+func heldAbove(environ []string, path string) int {
+	mark, _ := lookupEnv(environ, heldVariable)
+	number, marked, _ := strings.Cut(mark, ":")
+	pid, err := strconv.Atoi(number)
+	if err != nil || marked != path || !isAncestor(pid) {
+		return 0
+	}
+	if holder, _ := lockUsers(path); holder != pid {
+		return 0
+	}
+	return pid
+}
+
+// hostLock is the lock of the host while it is held.
+type hostLock struct {
+	file *flock.Flock
+	note note
+	out  *os.File // the lock file, for the note
+}
+
+// lockHost waits for the host's lock, at most timeout long and until ctx is
+// done. Waiting is left to the kernel, which serves in order; polling would let
+// late comers overtake (kubernetes#85771).
+//
+// Errors: code 11 after the timeout, with who holds the lock; code 5 if there
+// can be no lock file or no lock on it.
+func lockHost(ctx context.Context, path string, timeout time.Duration, n note) (*hostLock, error) {
+	start := time.Now()
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, errLockTimeout)
+	defer cancel()
+	for {
+		file, err := openAndLock(ctx, path)
+		switch {
+		case errors.Is(err, errLockTimeout):
+			return nil, timeoutError(path, time.Since(start))
+		case err != nil && ctx.Err() != nil:
+			return nil, ownError(errOther, "nothing was changed", "gave up waiting for %s: %w", path, err)
+		case err != nil:
+			return nil, ownError(types.ErrIOFailure,
+				"lockwrap must run as root and needs a lock file on a file system that can lock; see lockFile",
+				"cannot lock %q: %w", path, err)
+		}
+		// Somebody may have removed or replaced the file while we waited for
+		// it. Whoever comes next would lock another file than ours.
+		if isStillThere(file, path) {
+			l := &hostLock{file: file, note: n}
+			l.begin(path)
+			return l, nil
+		}
+		_ = file.Unlock()
+	}
+}
+
+var errLockTimeout = errors.New("lock timeout")
+
+func openAndLock(ctx context.Context, path string) (*flock.Flock, error) {
+	// Any other user who can open the file could lock it and stop the service.
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, err
+	}
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return nil, errors.New("it is not a regular file")
+	}
+	file := flock.New(path, flock.SetPermissions(0o600))
+	locked := make(chan error)
+	go func() {
+		err := file.Lock()
+		// The directory can vanish between MkdirAll and here.
+		for tries := 0; errors.Is(err, syscall.EINTR) || errors.Is(err, fs.ErrNotExist) && tries < 3; tries++ {
+			_ = os.MkdirAll(filepath.Dir(path), 0o700)
+			err = file.Lock()
+		}
+		select {
+		case locked <- err:
+		case <-ctx.Done():
+			_ = file.Unlock()
+		}
+	}()
+	select {
+	case err := <-locked:
+		return file, err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+func isStillThere(file *flock.Flock, path string) bool {
+	locked, err := file.Stat()
+	if err != nil {
+		return false
+	}
+	there, err := os.Stat(path)
+	return err == nil && os.SameFile(locked, there)
+}
+
+func timeoutError(path string, waited time.Duration) error {
+	holder, waiters := lockUsers(path)
+	held := "held by a process that cannot be seen from here"
+	if holder != 0 {
+		held = "held by " + describeHolder(path, holder)
+	}
+	return ownError(types.ErrTryAgainLater,
+		fmt.Sprintf(`%d are waiting; "lsof %s" or "cat /proc/locks" shows them; raise "lockTimeout" if the holder is only slow`, len(waiters), path),
+		"waited %s for %s, %s", round(waited), path, held)
+}
+
+// begin writes the holder's note, after waiting for what a holder before us who
+// was killed left running. Nothing here can fail the call.
+func (l *hostLock) begin(path string) {
+	l.note.PID, l.note.Since = os.Getpid(), time.Now()
+	out, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return
+	}
+	l.out = out
+	if info, err := out.Stat(); err == nil && info.Mode().Perm() != 0o600 {
+		_ = out.Chmod(0o600)
+	}
+	if dead := readNote(path); dead.Group > 0 {
+		waitForStragglers(dead.Group, heldMark(dead.PID, path))
+	}
+	l.running(0)
+}
+
+// running notes the process group of the delegate that runs now.
+func (l *hostLock) running(group int) {
+	if l.out == nil {
+		return
+	}
+	l.note.Group = group
+	data, err := json.Marshal(l.note)
+	if err != nil {
+		return
+	}
+	data = append(data, '\n')
+	_, _ = l.out.WriteAt(data, 0)
+	_ = l.out.Truncate(int64(len(data)))
+}
+
+// unlock gives the lock to the next in the queue. The file stays: removing it
+// would give two waiters two different files.
+func (l *hostLock) unlock() {
+	if l.out != nil {
+		_ = l.out.Truncate(0)
+		_ = l.out.Close()
+	}
+	_ = l.file.Unlock()
+}
+
+// watchCaller returns a context that is cancelled when the process that called
+// lockwrap has ended. Nobody is left then to receive a result.
+func watchCaller(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := func() { cancel(nil) }
+	caller := os.Getppid()
+	// 0 is a caller in another pid namespace, 1 may have adopted us long ago.
+	if caller <= 1 {
+		return ctx, stop
+	}
+	fd, err := unix.PidfdOpen(caller, 0)
+	if err != nil {
+		if os.Getppid() != caller {
+			cancel(errCallerGone)
+		}
+		return ctx, stop // a kernel before 5.3 can't tell
+	}
+	if os.Getppid() != caller {
+		cancel(errCallerGone)
+		return ctx, stop
+	}
+	go func() {
+		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		for {
+			n, err := unix.Poll(fds, -1)
+			if err == nil && n > 0 {
+				cancel(errCallerGone)
+				return
+			}
+			if err != nil && !errors.Is(err, unix.EINTR) {
+				return
+			}
+		}
+	}()
+	return ctx, stop
+}

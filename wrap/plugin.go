@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wrap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+// call is one invocation by the runtime.
+type call struct {
+	verb string
+	args *skel.CmdArgs
+	env  environment // what the runtime gave, for the delegates
+	conf *NetConf
+	log  *slog.Logger
+	logs io.Writer
+
+	caller        context.Context // ends with the process that called us
+	below         int             // pid of the lockwrap above that holds the lock, or 0
+	recordedAbove bool            // and keeps the record of this attachment
+	lock          *hostLock       // nil without a lock of our own
+	rec           *record
+	live          bool // the attachment was there before this ADD
+
+	wait, hold time.Duration // for the lock, and under it
+	result     []byte        // of ADD
+}
+
+// Main runs the plugin: CNI_COMMAND says what to do, stdin has the lockwrap
+// entry. It prints one JSON document or nothing to stdout, and returns the exit
+// code. Without CNI_COMMAND it prints who it is to stderr, and does not touch
+// stdin.
+func Main() (exitCode int) {
+	environ := os.Environ()
+	// A runtime that died leaves broken pipes. A log line must not end a call
+	// half-way, so writing to them is an error and not a signal.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	// After an ADD, skel checks that CNI_NETNS is not its own namespace and
+	// would print an error behind the result. The delegates check it for
+	// themselves; they get the environment as it was.
+	os.Setenv("CNI_NETNS_OVERRIDE", "true")
+	defer func() {
+		if p := recover(); p != nil {
+			fmt.Fprintf(os.Stderr, "lockwrap: %v\n%s", p, debug.Stack())
+			_ = ownError(types.ErrInternal, "please report this with the stack trace on stderr", "internal error: %v", p).Print()
+			exitCode = 1
+		}
+	}()
+
+	var result []byte
+	verb := func(name string, steps func(*call, context.Context) error) func(*skel.CmdArgs) error {
+		return func(args *skel.CmdArgs) (err error) {
+			result, err = serve(name, steps, args, environ)
+			return err
+		}
+	}
+	err := skel.PluginMainFuncsWithError(skel.CNIFuncs{
+		Add:    verb("ADD", (*call).cmdAdd),
+		Del:    verb("DEL", (*call).cmdDel),
+		Check:  verb("CHECK", (*call).cmdCheck),
+		GC:     verb("GC", (*call).cmdGC),
+		Status: verb("STATUS", (*call).cmdStatus),
+	}, version.All, About())
+	if err != nil {
+		_ = err.Print()
+		return 1
+	}
+	if _, err := os.Stdout.Write(result); err != nil {
+		fmt.Fprintf(os.Stderr, "lockwrap: cannot print the result: %v\n", err)
+		return 1
+	}
+	return 0
+}
+
+// serve parses the configuration, runs the steps of one verb, and logs the
+// call's one line.
+func serve(name string, steps func(*call, context.Context) error, args *skel.CmdArgs, environ []string) ([]byte, error) {
+	conf, err := parse(args.StdinData, environ)
+	if err != nil {
+		return nil, err
+	}
+	c := &call{verb: name, args: args, conf: conf, env: environ}
+	c.log, c.logs = openLog(conf.settings)
+	c.log = c.log.With("verb", name, "network", conf.Name, "container", args.ContainerID, "ifname", args.IfName)
+
+	ctx, stop := stoppable(context.Background())
+	defer stop()
+	err = steps(c, ctx)
+
+	attrs := []any{"delegates", len(conf.Delegates), "wait", round(c.wait), "hold", c.hold.Round(time.Millisecond)}
+	if err != nil {
+		code := types.ErrInternal
+		if cniErr := (*types.Error)(nil); errors.As(err, &cniErr) {
+			code = cniErr.Code
+		}
+		c.log.Info("failed", append(attrs, "code", code, "err", err)...)
+		return nil, err
+	}
+	c.log.Info("done", attrs...)
+	return c.result, nil
+}
+
+// stoppable returns a context that ends when lockwrap is told to stop.
+func stoppable(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	go func() {
+		cancel(fmt.Errorf("%w: %v", errStopped, <-signals))
+	}()
+	return ctx, func() { cancel(nil) }
+}
+
+// takeLock waits for the host's lock. A lockwrap above this one that holds it
+// holds it for both.
+func (c *call) takeLock(ctx context.Context) (unlock func(), err error) {
+	start := time.Now()
+	waiting, stopWatching := context.Context(ctx), func() {}
+	if c.below = heldAbove(c.env, c.conf.LockFile); c.below == 0 {
+		waiting, stopWatching = watchCaller(ctx)
+		c.lock, err = lockHost(waiting, c.conf.LockFile, c.conf.LockTimeout,
+			note{Verb: c.verb, Network: c.conf.Name, Container: c.args.ContainerID, IfName: c.args.IfName})
+		c.wait = time.Since(start)
+		if err != nil {
+			stopWatching()
+			return nil, err
+		}
+		c.env = c.env.with(heldVariable, heldMark(os.Getpid(), c.conf.LockFile))
+		if c.wait > 5*time.Second {
+			c.log.Warn("waited long for the lock", "wait", round(c.wait))
+		}
+	}
+	c.caller = waiting
+	locked := time.Now()
+	return func() {
+		stopWatching()
+		if c.lock != nil {
+			c.lock.unlock()
+		}
+		c.hold = time.Since(locked)
+	}, nil
+}
+
+// runner runs delegate d as part of this call.
+func (c *call) runner(d *delegate) *runner {
+	return &runner{
+		log:   c.log.With("plugin", d.Type),
+		logs:  c.logs,
+		limit: c.conf.PluginTimeout,
+		started: func(group int) {
+			if c.lock != nil {
+				c.lock.running(group)
+			}
+			if c.rec != nil {
+				c.rec.Group = group
+				c.saveRecord()
+			}
+		},
+	}
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wrap
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os/exec"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+const (
+	// termGrace is how long a delegate may take to end after SIGTERM.
+	termGrace = 2 * time.Second
+	// pipeGrace is how long output is waited for after a delegate has ended
+	// and a process it left behind still holds its pipes.
+	pipeGrace = time.Second
+	// busyLimit is how long a delegate's binary may be "text file busy", that
+	// is, in the middle of being replaced (calico#8932).
+	busyLimit = 5 * time.Second
+
+	maxStdout  = 16 << 20 // more is no CNI result
+	keptStderr = 64 << 10
+	// quoted is how much of a delegate's output an error message shows.
+	quoted = 2 << 10
+)
+
+var (
+	errStopped    = errors.New("stopped by a signal")
+	errCallerGone = errors.New("the runtime is gone")
+)
+
+// runner runs one delegate as a process, for the functions of pkg/invoke.
+type runner struct {
+	version.PluginDecoder
+
+	log     *slog.Logger
+	logs    io.Writer // where the delegate's stderr goes
+	limit   time.Duration
+	started func(group int) // called before the delegate gets its configuration
+
+	printed []byte // the delegate's stdout
+}
+
+var _ invoke.Exec = (*runner)(nil)
+
+// FindInPath is libcni's; the callers have found the plugin already.
+func (r *runner) FindInPath(plugin string, paths []string) (string, error) {
+	return invoke.FindInPath(plugin, paths)
+}
+
+// ExecPlugin runs the plugin in a process group of its own and with pipes of
+// its own: the runtime waits for everybody who holds its pipes (go#21922), and
+// a killed plugin's children must not go on changing rules. If lockwrap dies,
+// the plugin dies with it, as it would have died with the runtime's kill.
+//
+// Errors are *types.Error in libcni's words: the plugin's own, or what became
+// of the process.
+func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
+	// The parent-death signal comes when the thread that started the child
+	// ends, not the process (go#27505).
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+
+	var stdout, stderr bytes.Buffer
+	cmd, feed, err := r.start(ctx, path, environ, &capped{buf: &stdout}, &tail{buf: &stderr})
+	if err != nil {
+		return nil, pluginError(err, nil, nil)
+	}
+	group := cmd.Process.Pid
+	start := time.Now()
+	r.started(group)
+	go feed(stdin)
+
+	err = r.wait(ctx, cmd)
+	r.log.Debug("delegate has run", "took", time.Since(start).Round(time.Microsecond), "err", err)
+	_, _ = r.logs.Write(stderr.Bytes())
+	if errors.Is(err, exec.ErrWaitDelay) {
+		r.log.Warn("a process that the delegate left behind holds its output open; not waiting for it", "group", group)
+		err = nil
+	}
+	if err != nil {
+		settle(group)
+		return nil, pluginError(err, stdout.Bytes(), stderr.Bytes())
+	}
+	r.printed = stdout.Bytes()
+	return r.printed, nil
+}
+
+// start starts the plugin, which waits for its configuration until feed is
+// called.
+func (r *runner) start(ctx context.Context, path string, environ []string, stdout, stderr io.Writer) (cmd *exec.Cmd, feed func([]byte), err error) {
+	for deadline := time.Now().Add(busyLimit); ; time.Sleep(100 * time.Millisecond) {
+		cmd = exec.Command(path)
+		cmd.Env = environ
+		cmd.Stdout = stdout
+		cmd.Stderr = stderr
+		cmd.WaitDelay = pipeGrace
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			return nil, nil, err
+		}
+		err = cmd.Start()
+		if errors.Is(err, syscall.ETXTBSY) && time.Now().Before(deadline) && ctx.Err() == nil {
+			continue
+		}
+		return cmd, func(stdin []byte) {
+			// A plugin that does not read its stdin is free not to.
+			_, _ = in.Write(stdin)
+			_ = in.Close()
+		}, err
+	}
+}
+
+// wait waits for the plugin's end, which comes by force when its time is up or
+// lockwrap is told to stop.
+func (r *runner) wait(ctx context.Context, cmd *exec.Cmd) error {
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	limit := time.NewTimer(r.limit)
+	defer limit.Stop()
+
+	var why error
+	select {
+	case err := <-ended:
+		return err
+	case <-limit.C:
+		why = ownError(errOther, `raise "pluginTimeout" if the plugin is only slow`,
+			"killed after running longer than pluginTimeout (%s)", r.limit)
+	case <-ctx.Done():
+		why = ownError(errOther, "", "killed: %w", context.Cause(ctx))
+	}
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		_ = syscall.Kill(-cmd.Process.Pid, sig)
+		select {
+		case <-ended:
+			return why
+		case <-time.After(termGrace):
+		}
+	}
+	return why
+}
+
+// settle waits until nobody is left of a failed plugin's process group: an
+// iptables call that outlives it would still change rules during the undo.
+func settle(group int) {
+	const patience = time.Second
+	for start := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+		sig := syscall.Signal(0)
+		if time.Since(start) > patience {
+			sig = syscall.SIGKILL
+		}
+		if syscall.Kill(-group, sig) != nil || time.Since(start) > 2*patience {
+			return
+		}
+	}
+}
+
+// pluginError says what became of a plugin in the words of libcni's RawExec.
+func pluginError(err error, stdout, stderr []byte) *types.Error {
+	var own *types.Error
+	if errors.As(err, &own) {
+		return own
+	}
+	out := &types.Error{}
+	switch {
+	case len(stdout) == 0 && len(stderr) == 0:
+		out.Msg = fmt.Sprintf("netplugin failed with no error message: %s", swallowed.Replace(err.Error()))
+	case len(stdout) == 0:
+		out.Msg = fmt.Sprintf("netplugin failed: %q: %v", last(stderr), err)
+	default:
+		if perr := json.Unmarshal(stdout, out); perr != nil {
+			return &types.Error{Msg: fmt.Sprintf("netplugin failed but error parsing its diagnostic message %q: %v", last(stdout), perr)}
+		}
+		if out.Msg == "" {
+			out.Msg = fmt.Sprintf("netplugin failed with no error message: %v", err)
+		}
+	}
+	return out
+}
+
+func last(output []byte) string {
+	return string(output[max(0, len(output)-quoted):])
+}
+
+// capped keeps a plugin from filling the memory.
+type capped struct{ buf *bytes.Buffer }
+
+func (c *capped) Write(p []byte) (int, error) {
+	if c.buf.Len()+len(p) > maxStdout {
+		return 0, ownError(errOther, "", "the plugin printed more than %d MiB to stdout", maxStdout>>20)
+	}
+	return c.buf.Write(p)
+}
+
+// tail keeps the end of what is written to it.
+type tail struct{ buf *bytes.Buffer }
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.buf.Write(p)
+	if excess := t.buf.Len() - keptStderr; excess > 0 {
+		t.buf.Next(excess)
+	}
+	return len(p), nil
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wrap
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+)
+
+// loadRecord finds what is known of the call's attachment. A record that can't
+// be used is as good as none.
+func (c *call) loadRecord() *record {
+	if c.below != 0 && c.isRecordedAbove() {
+		return nil
+	}
+	r, err := loadRecord(c.conf.StateDir, c.conf.Name, c.args.ContainerID, c.args.IfName)
+	if err != nil {
+		c.log.Warn("ignoring the attachment's record", "err", err)
+	}
+	return r
+}
+
+// isRecordedAbove reports whether the lockwrap above this one keeps the record
+// of this very attachment.
+func (c *call) isRecordedAbove() bool {
+	r, _ := loadRecord(c.conf.StateDir, c.conf.Name, c.args.ContainerID, c.args.IfName)
+	c.recordedAbove = r != nil && r.PID == c.below
+	return c.recordedAbove
+}
+
+// recoverAttachment makes an ADD start from nothing: what an ADD or a DEL that
+// died, or an attachment of a namespace that is gone, has left is DELed. And it
+// finds out whether somebody's live attachment is in the way.
+func (c *call) recoverAttachment(ctx context.Context) {
+	old := c.loadRecord()
+	present, err := hasInterface(c.args.Netns, c.args.IfName)
+	switch {
+	case old == nil, old.State == stateUndone:
+		// If an interface is there, it is none of ours; unless the plugins
+		// before us in the list have just made it.
+		c.live = err == nil && present && c.conf.prevResult == nil
+	case old.State == stateAdded && !c.isStale(old, present, err):
+		c.live = true
+	default:
+		c.log.Info("removing what an earlier call left", "state", old.State, "since", old.Since)
+		c.removeLeftovers(ctx, old)
+	}
+	c.rec = c.newRecord()
+}
+
+// isStale reports whether an attachment that was added belongs to another
+// namespace than the one at hand: after a reboot, or when the runtime has made
+// it anew without a DEL (nomad#15763). When in doubt, it is live.
+func (c *call) isStale(old *record, present bool, unknown error) bool {
+	now := identifyNetNS(c.args.Netns)
+	if now != (netnsID{}) && old.NetNSID != (netnsID{}) && !now.maybe(old.NetNSID) {
+		return true
+	}
+	if c.conf.prevResult != nil {
+		// The interface is the work of a plugin before us. Another one has
+		// another result, if only another hardware address.
+		return !sameJSON(c.conf.prevResult, old.PrevResult)
+	}
+	return unknown == nil && !present
+}
+
+// removeLeftovers DELs what is on record. It can't fail the call: the delegates
+// will say what is in their way.
+func (c *call) removeLeftovers(ctx context.Context, old *record) {
+	if old.Group > 0 {
+		waitForStragglers(old.Group, heldMark(old.PID, c.conf.LockFile))
+	}
+	netns := old.NetNS
+	if !identifyNetNS(netns).maybe(old.NetNSID) {
+		// It is gone, whatever is at that path now. The specification allows
+		// a DEL without one.
+		netns = ""
+	}
+	env := c.env.
+		with("CNI_CONTAINERID", old.Container).
+		with("CNI_IFNAME", old.IfName).
+		with("CNI_ARGS", old.Args).
+		with("CNI_NETNS", netns)
+	if failed := c.deleteRecorded(ctx, old, env); len(failed) > 0 {
+		return
+	}
+	if err := old.remove(c.conf.StateDir); err != nil {
+		c.log.Warn("cannot remove the attachment's record", "err", err)
+	}
+}
+
+// dropRecords is the record's part of GC: those of this network that are not
+// among the valid attachments go, unfinished ones after their leftovers.
+func (c *call) dropRecords(ctx context.Context) {
+	valid, known := c.validAttachments()
+	if !known {
+		return
+	}
+	paths, _ := filepath.Glob(filepath.Join(c.conf.StateDir, "attachments", "*.json"))
+	for _, path := range paths {
+		r, err := readRecord(path)
+		if err != nil {
+			c.log.Warn("leaving a record that cannot be read", "err", err)
+			continue
+		}
+		if r == nil || r.Network != c.conf.Name || valid[attachment{r.Container, r.IfName}] {
+			continue
+		}
+		if r.State == stateAdding || r.State == stateDeleting {
+			c.removeLeftovers(ctx, r)
+			continue
+		}
+		if err := os.Remove(path); err != nil {
+			c.log.Warn("cannot remove a record", "err", err)
+		}
+	}
+}
+
+type attachment struct{ ContainerID, IfName string }
+
+// validAttachments is the runtime's word in a GC; known is false if it gave
+// none. libcni writes both spellings of the key (cni#1101).
+func (c *call) validAttachments() (valid map[attachment]bool, known bool) {
+	valid = map[attachment]bool{}
+	for _, key := range []string{"cni.dev/valid-attachments", "cni.dev/attachments"} {
+		raw, ok := c.conf.passed[key]
+		if !ok {
+			continue
+		}
+		var list []attachment // keys containerID and ifname, in any case
+		if err := json.Unmarshal(raw, &list); err != nil {
+			c.log.Warn("cannot read the valid attachments; keeping all records", "key", key, "err", err)
+			return nil, false
+		}
+		known = true
+		for _, a := range list {
+			valid[a] = true
+		}
+	}
+	return valid, known
+}
+
+func sameJSON(a, b json.RawMessage) bool {
+	var x, y bytes.Buffer
+	if json.Compact(&x, a) != nil || json.Compact(&y, b) != nil {
+		return len(a) == len(b)
+	}
+	return bytes.Equal(x.Bytes(), y.Bytes())
+}
+
+func (c *call) newRecord() *record {
+	r := &record{
+		Network:    c.conf.Name,
+		Container:  c.args.ContainerID,
+		IfName:     c.args.IfName,
+		NetNS:      c.args.Netns,
+		NetNSID:    identifyNetNS(c.args.Netns),
+		Args:       c.args.Args,
+		CNIVersion: c.conf.CNIVersion,
+		PrevResult: c.conf.prevResult,
+	}
+	r.enter(stateAdding)
+	return r
+}
+
+// saveRecord writes the call's record. Where it can't, the call goes on: only a
+// later one will have less to go by.
+func (c *call) saveRecord() {
+	if c.live || c.recordedAbove {
+		return
+	}
+	if err := c.rec.save(c.conf.StateDir); err != nil {
+		c.log.Warn("cannot write the attachment's record; a later call may have to do without it", "err", err)
+	}
+}
+
+func (c *call) removeRecord(r *record) {
+	if c.recordedAbove {
+		return
+	}
+	if err := r.remove(c.conf.StateDir); err != nil {
+		c.log.Warn("cannot remove the attachment's record", "err", err)
+	}
+}

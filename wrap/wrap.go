@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wrap
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+)
+
+// cmdAdd: parse -> locate the delegates -> lock -> recover -> pre-create chains
+// -> the delegates' ADDs in order -> record -> unlock -> print the result.
+// Main has parsed and will print.
+func (c *call) cmdAdd(ctx context.Context) error {
+	if err := c.conf.checkCapabilities(); err != nil {
+		return err
+	}
+	if err := c.conf.locate(c.args.Path); err != nil {
+		return err
+	}
+	unlock, err := c.takeLock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	c.recoverAttachment(ctx)
+	chains := c.precreateChains()
+	failure := c.addDelegates(ctx, chains)
+	chains.finish()
+	if failure != nil {
+		return c.undo(ctx, failure)
+	}
+	c.live = false
+	c.rec.enter(stateAdded)
+	c.saveRecord()
+	return nil
+}
+
+// cmdDel sends DEL to the delegates in reverse order and stops at the first one
+// that fails, as libcni does: while a later plugin's rules are there, the
+// address must not go back to its pool.
+func (c *call) cmdDel(ctx context.Context) error {
+	unlock, err := c.takeLock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	old := c.loadRecord()
+	if c.isUndone(old) {
+		c.log.Info("nothing to do: the ADD of this attachment failed and has been undone")
+		c.removeRecord(old)
+		return nil
+	}
+	if err := c.delDelegates(ctx, old); err != nil {
+		return err
+	}
+	c.removeRecord(c.rec)
+	return nil
+}
+
+// cmdCheck takes the lock because the firewall plugin's CHECK creates chains. It
+// runs without it rather than fail: Nomad destroys a healthy allocation whose
+// CHECK fails.
+func (c *call) cmdCheck(ctx context.Context) error {
+	unlock, err := c.takeLock(ctx)
+	switch {
+	case err == nil:
+		defer unlock()
+	case errors.Is(context.Cause(ctx), errStopped):
+		return err
+	default:
+		c.log.Warn("checking without the lock", "err", err)
+	}
+	for _, d := range c.conf.Delegates {
+		config := withPrevResult(c.conf.config(d, "CHECK"), c.conf.prevResult)
+		if err := c.exec(ctx, d, config, c.env); err != nil {
+			return delegateError("", err)
+		}
+	}
+	return nil
+}
+
+// cmdGC sends GC to all delegates, whatever some of them say, and reports all
+// that failed in one error with the code of the first.
+func (c *call) cmdGC(ctx context.Context) error {
+	unlock, err := c.takeLock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	c.dropRecords(ctx)
+	var first *types.Error
+	var failed []string
+	for _, d := range c.conf.Delegates {
+		if err := c.exec(ctx, d, c.conf.config(d, "GC"), c.env); err != nil {
+			failure := delegateError(fmt.Sprintf("failed to GC plugin %s: ", d.Type), err)
+			failed = append(failed, failure.Error())
+			if first == nil {
+				first = failure
+			}
+		}
+	}
+	if first == nil {
+		return nil
+	}
+	return types.NewError(first.Code, strings.Join(failed, "\n"), "")
+}
+
+// cmdStatus asks the delegates in order and passes on the first error. It never
+// waits for the lock: a STATUS that waits turns a node NotReady and blocks
+// Nomad's teardown (containerd#4666).
+func (c *call) cmdStatus(ctx context.Context) error {
+	for _, d := range c.conf.Delegates {
+		if err := c.exec(ctx, d, c.conf.config(d, "STATUS"), c.env); err != nil {
+			return delegateError("", err)
+		}
+	}
+	return nil
+}
+
+// addDelegates runs the delegates' ADDs, each with the result of the one before
+// as libcni parsed it. The error is the failed delegate's in libcni's words.
+func (c *call) addDelegates(ctx context.Context, chains *chainKeeper) *types.Error {
+	prevResult := c.conf.prevResult
+	for i, d := range c.conf.Delegates {
+		chains.await(i, prevResult)
+		if err := context.Cause(ctx); err != nil {
+			return ownError(errOther, "", "ADD given up before plugin %q: %w", d.Type, err)
+		}
+		config := c.conf.config(d, "ADD")
+		c.rec.Running = i
+		c.rec.Delegates = append(c.rec.Delegates, recorded{Type: d.Type, Config: config})
+		printed, result, err := c.execAdd(ctx, d, withPrevResult(config, prevResult))
+		if err != nil {
+			return delegateError(fmt.Sprintf("plugin %s failed (add): ", d), err)
+		}
+		prevResult = mustMarshal(result)
+		c.rec.Delegates[i].Result = prevResult
+		c.result = resultToPrint(printed, result)
+	}
+	if errors.Is(context.Cause(c.caller), errCallerGone) {
+		// Nobody has heard of this attachment, so nobody would ever DEL it.
+		return ownError(errOther, "", "ADD was in vain: %w", errCallerGone)
+	}
+	return nil
+}
+
+// resultToPrint is the last delegate's result as it is, unconverted: converting
+// can fail where libcni would not. Only a result without a version, which libcni
+// takes for the list's, is printed anew with it.
+func resultToPrint(printed []byte, result types.Result) []byte {
+	var own struct {
+		CNIVersion string `json:"cniVersion"`
+	}
+	if json.Unmarshal(printed, &own) == nil && own.CNIVersion != "" {
+		return append(bytes.TrimSpace(printed), '\n')
+	}
+	var b bytes.Buffer
+	_ = result.PrintTo(&b)
+	return b.Bytes()
+}
+
+// delDelegates runs the delegates' DELs. What the runtime has not, it takes
+// from the record: firewall and portmap remove nothing without their prevResult
+// and runtimeConfig, and report success.
+func (c *call) delDelegates(ctx context.Context, old *record) error {
+	prevResult, env := c.conf.prevResult, c.env
+	configs := make([]map[string]json.RawMessage, len(c.conf.Delegates))
+	for i, d := range c.conf.Delegates {
+		configs[i] = c.conf.config(d, "DEL")
+	}
+	if old != nil {
+		if prevResult == nil {
+			prevResult = old.prevResultForDel(c.conf.CNIVersion)
+		}
+		for i, d := range c.conf.Delegates {
+			if args := old.runtimeConfig(i, d.Type); args != nil && len(c.conf.runtimeConfig) == 0 {
+				configs[i]["runtimeConfig"] = args
+			}
+		}
+		if c.args.Netns == "" && old.netnsStillThere() {
+			// bridge finds its masquerade rules only through the link in the
+			// namespace (plugins#810).
+			env = env.with("CNI_NETNS", old.NetNS)
+		}
+		c.rec = old
+	} else {
+		c.rec = c.newRecord()
+		for i, d := range c.conf.Delegates {
+			c.rec.Delegates = append(c.rec.Delegates, recorded{Type: d.Type, Config: configs[i]})
+		}
+	}
+	c.rec.enter(stateDeleting)
+	for i := len(c.conf.Delegates) - 1; i >= 0; i-- {
+		c.rec.Running = i
+		d := c.conf.Delegates[i]
+		if err := c.delDelegate(ctx, d, withPrevResult(configs[i], prevResult), env); err != nil {
+			return delegateError(fmt.Sprintf("plugin %s failed (delete): ", d), err)
+		}
+	}
+	return nil
+}
+
+// delDelegate tries one DEL up to three times: what makes one fail, such as a
+// busy xtables lock, is often over at once, and Nomad never tries again.
+func (c *call) delDelegate(ctx context.Context, d *delegate, config map[string]json.RawMessage, env environment) error {
+	if _, err := d.path(c.args.Path); err != nil {
+		return err
+	}
+	const tries = 3
+	for try := 1; ; try++ {
+		err := c.exec(ctx, d, config, env)
+		if err == nil || try == tries || ctx.Err() != nil {
+			return err
+		}
+		c.log.Warn("DEL failed, trying again", "plugin", d.Type, "try", try, "err", err)
+		time.Sleep(time.Duration(try) * 100 * time.Millisecond)
+	}
+}
+
+// isUndone reports whether an attachment has nothing that could be DELed. A
+// record alone does not tell: a later ADD may have run without lockwrap.
+func (c *call) isUndone(old *record) bool {
+	if old == nil || old.State != stateUndone || c.conf.prevResult != nil {
+		return false
+	}
+	present, err := hasInterface(c.args.Netns, c.args.IfName)
+	return err != nil || !present
+}
+
+func withPrevResult(config map[string]json.RawMessage, prevResult json.RawMessage) map[string]json.RawMessage {
+	if prevResult == nil {
+		return config
+	}
+	out := map[string]json.RawMessage{}
+	for key, value := range config {
+		out[key] = value
+	}
+	out["prevResult"] = prevResult
+	return out
+}
