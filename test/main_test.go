@@ -94,10 +94,23 @@ func must(t *testing.T, what string, run rig.Run) {
 	}
 }
 
-// mustBeClean fails the test if anything of a container is left.
-func mustBeClean(t *testing.T, h *rig.Host, when string) {
+// mustBeClean fails the test if anything of a container is left, in the host or in its namespace.
+func mustBeClean(t *testing.T, h *rig.Host, c *rig.Container, when string) {
 	t.Helper()
 	if err := stateOf(t, h).Clean(); err != nil {
+		t.Errorf("%s: %v", when, err)
+	}
+	links, err := h.ContainerLinks(c)
+	ok(t, err)
+	if len(links) > 0 {
+		t.Errorf("%s: the container has %q", when, links)
+	}
+}
+
+// mustBeGone is mustBeClean after DEL of all: no record is left either.
+func mustBeGone(t *testing.T, h *rig.Host, when string) {
+	t.Helper()
+	if err := stateOf(t, h).Gone(); err != nil {
 		t.Errorf("%s: %v", when, err)
 	}
 }

@@ -97,7 +97,7 @@ func race(t *testing.T, h *rig.Host, n int, want map[string][]string) (problems 
 			problems = append(problems, fmt.Sprintf("DEL %d of %d: %v", i+1, n, run))
 		}
 	}
-	if err := stateOf(t, h).Clean(); err != nil {
+	if err := stateOf(t, h).Gone(); err != nil {
 		problems = append(problems, fmt.Sprintf("after DEL of all: %v", err))
 	}
 	if diff := cmp.Diff(want, stateOf(t, h).SharedRules()); diff != "" {

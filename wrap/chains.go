@@ -167,7 +167,7 @@ func (f *families) walk(value any) {
 	case map[string]any:
 		for key, item := range v {
 			switch strings.ToLower(key) {
-			case "routes", "gateway", "dns", "rangestart", "rangeend":
+			case "routes", "gateway", "dns":
 			default:
 				f.walk(item)
 			}
@@ -278,7 +278,13 @@ func (k *chainKeeper) start(f families) {
 // prevResult is what the delegate will get: its addresses decide where the
 // configuration did not tell.
 func (k *chainKeeper) await(i int, prevResult json.RawMessage) {
-	if !slices.ContainsFunc(k.needs, func(n chainNeed) bool { return n.user <= i }) {
+	var tables []string
+	for _, need := range k.needs {
+		if need.user <= i {
+			tables = append(tables, need.Table)
+		}
+	}
+	if len(tables) == 0 {
 		return
 	}
 	f := resultFamilies(prevResult)
@@ -286,14 +292,20 @@ func (k *chainKeeper) await(i int, prevResult json.RawMessage) {
 		f.v4 = true // chains of the "chains" key, before anybody knows
 	}
 	k.start(f)
-	k.finish()
+	k.wait(tables)
 }
 
-// finish waits for what was started. A hanging iptables must not hang the call:
-// the delegates have a time limit.
-func (k *chainKeeper) finish() {
+// finish waits for all that was started.
+func (k *chainKeeper) finish() { k.wait(tables) }
+
+// wait waits for the work on some tables. A hanging iptables must not hang the
+// call: the delegates have a time limit.
+func (k *chainKeeper) wait(tables []string) {
 	limit := time.After(chainsBudget)
 	for job, done := range k.jobs {
+		if !slices.Contains(tables, job.table) {
+			continue
+		}
 		select {
 		case <-done:
 		case <-limit:

@@ -56,7 +56,7 @@ type hostLock struct {
 //
 // Errors: code 11 after the timeout, with who holds the lock; code 5 if there
 // can be no lock file or no lock on it.
-func lockHost(ctx context.Context, path string, timeout time.Duration, n note) (*hostLock, error) {
+func lockHost(ctx context.Context, path string, timeout time.Duration, n note) (*hostLock, *types.Error) {
 	start := time.Now()
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, errLockTimeout)
 	defer cancel()
@@ -125,7 +125,7 @@ func isStillThere(file *flock.Flock, path string) bool {
 	return err == nil && os.SameFile(locked, there)
 }
 
-func timeoutError(path string, waited time.Duration) error {
+func timeoutError(path string, waited time.Duration) *types.Error {
 	holder, waiters := lockUsers(path)
 	held := "held by a process that cannot be seen from here"
 	if holder != 0 {

@@ -126,7 +126,7 @@ func stoppable(ctx context.Context) (context.Context, context.CancelFunc) {
 
 // takeLock waits for the host's lock. A lockwrap above this one that holds it
 // holds it for both.
-func (c *call) takeLock(ctx context.Context) (unlock func(), err error) {
+func (c *call) takeLock(ctx context.Context) (unlock func(), err *types.Error) {
 	start := time.Now()
 	waiting, stopWatching := context.Context(ctx), func() {}
 	if c.below = heldAbove(c.env, c.conf.LockFile); c.below == 0 {

@@ -74,7 +74,8 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, envi
 	defer runtime.UnlockOSThread()
 
 	var stdout, stderr bytes.Buffer
-	cmd, feed, err := r.start(ctx, path, environ, &capped{buf: &stdout}, &tail{buf: &stderr})
+	out := &capped{buf: &stdout}
+	cmd, feed, err := r.start(ctx, path, environ, out, &tail{buf: &stderr})
 	if err != nil {
 		return nil, pluginError(err, nil, nil)
 	}
@@ -89,6 +90,9 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, envi
 	if errors.Is(err, exec.ErrWaitDelay) {
 		r.log.Warn("a process that the delegate left behind holds its output open; not waiting for it", "group", group)
 		err = nil
+	}
+	if out.full {
+		err = ownError(errOther, "", "the plugin printed more than %d MiB to stdout", maxStdout>>20)
 	}
 	if err != nil {
 		settle(group)
@@ -196,11 +200,15 @@ func last(output []byte) string {
 }
 
 // capped keeps a plugin from filling the memory.
-type capped struct{ buf *bytes.Buffer }
+type capped struct {
+	buf  *bytes.Buffer
+	full bool
+}
 
 func (c *capped) Write(p []byte) (int, error) {
 	if c.buf.Len()+len(p) > maxStdout {
-		return 0, ownError(errOther, "", "the plugin printed more than %d MiB to stdout", maxStdout>>20)
+		c.full = true
+		return 0, io.ErrShortWrite
 	}
 	return c.buf.Write(p)
 }

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types/create"
@@ -37,6 +38,7 @@ type record struct {
 	Network    string    `json:"network"`
 	Container  string    `json:"container"`
 	IfName     string    `json:"ifname"`
+	Types      []string  `json:"types"` // of all delegates of the entry
 	NetNS      string    `json:"netns"`
 	NetNSID    netnsID   `json:"netnsID"`
 	Args       string    `json:"args,omitempty"` // CNI_ARGS
@@ -59,9 +61,10 @@ type recorded struct {
 }
 
 // recordPath names a record's file. ":" can't be in a network name, a container
-// id or an interface name, so two attachments never share a file.
-func recordPath(stateDir, network, container, ifName string) string {
-	name := network + ":" + container + ":" + ifName
+// id or an interface name, so two attachments never share a file; and neither do
+// two lockwrap entries of one list.
+func recordPath(stateDir, network, container, ifName string, delegates []string) string {
+	name := strings.Join([]string{network, container, ifName, strings.Join(delegates, "+")}, ":")
 	if len(name) > 200 { // a file name has at most 255 bytes
 		name = fmt.Sprintf("%x", sha256.Sum256([]byte(name)))
 	}
@@ -69,7 +72,7 @@ func recordPath(stateDir, network, container, ifName string) string {
 }
 
 func (r *record) path(stateDir string) string {
-	return recordPath(stateDir, r.Network, r.Container, r.IfName)
+	return recordPath(stateDir, r.Network, r.Container, r.IfName, r.Types)
 }
 
 // readRecord returns nil, nil if there is no record, and an error for one that
@@ -96,13 +99,13 @@ func readRecord(path string) (*record, error) {
 	return nil, fmt.Errorf("%q has the unknown state %q", path, r.State)
 }
 
-// loadRecord reads the record of an attachment.
-func loadRecord(stateDir, network, container, ifName string) (*record, error) {
-	path := recordPath(stateDir, network, container, ifName)
+// loadRecord reads the record of an attachment, which want names.
+func loadRecord(stateDir string, want *record) (*record, error) {
+	path := want.path(stateDir)
 	r, err := readRecord(path)
 	if err == nil && r != nil && r.path(stateDir) != path {
-		return nil, fmt.Errorf("%q is the record of another attachment (network %q, container %q, interface %q)",
-			path, r.Network, r.Container, r.IfName)
+		return nil, fmt.Errorf("%q is the record of another attachment (network %q, container %q, interface %q, delegates %q)",
+			path, r.Network, r.Container, r.IfName, r.Types)
 	}
 	return r, err
 }

@@ -16,7 +16,7 @@ func (c *call) loadRecord() *record {
 	if c.below != 0 && c.isRecordedAbove() {
 		return nil
 	}
-	r, err := loadRecord(c.conf.StateDir, c.conf.Name, c.args.ContainerID, c.args.IfName)
+	r, err := loadRecord(c.conf.StateDir, c.newRecord())
 	if err != nil {
 		c.log.Warn("ignoring the attachment's record", "err", err)
 	}
@@ -26,7 +26,7 @@ func (c *call) loadRecord() *record {
 // isRecordedAbove reports whether the lockwrap above this one keeps the record
 // of this very attachment.
 func (c *call) isRecordedAbove() bool {
-	r, _ := loadRecord(c.conf.StateDir, c.conf.Name, c.args.ContainerID, c.args.IfName)
+	r, _ := loadRecord(c.conf.StateDir, c.newRecord())
 	c.recordedAbove = r != nil && r.PID == c.below
 	return c.recordedAbove
 }
@@ -161,6 +161,9 @@ func (c *call) newRecord() *record {
 		Args:       c.args.Args,
 		CNIVersion: c.conf.CNIVersion,
 		PrevResult: c.conf.prevResult,
+	}
+	for _, d := range c.conf.Delegates {
+		r.Types = append(r.Types, d.Type)
 	}
 	r.enter(stateAdding)
 	return r

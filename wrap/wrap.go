@@ -72,7 +72,7 @@ func (c *call) cmdCheck(ctx context.Context) error {
 	switch {
 	case err == nil:
 		defer unlock()
-	case errors.Is(context.Cause(ctx), errStopped):
+	case err.Code == errOther: // nobody waits for the answer any more
 		return err
 	default:
 		c.log.Warn("checking without the lock", "err", err)

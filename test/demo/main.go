@@ -147,7 +147,7 @@ func (r *round) run() error {
 		return err
 	}
 	r.rules, r.addresses = len(state.Leftovers()), len(state.Addresses)
-	r.left = state.Clean()
+	r.left = state.Gone()
 	if failed > 0 && r.left == nil {
 		r.left = fmt.Errorf("%d DELs failed", failed)
 	}

@@ -213,11 +213,6 @@ func (h *Host) Remove(c *Container) error {
 	return nil
 }
 
-// First puts a directory before everything else on PATH.
-func (h *Host) First(dir string) {
-	h.path = append([]string{dir}, h.path...)
-}
-
 // PluginPath is CNI_PATH on this host.
 func (h *Host) PluginPath() string {
 	dirs := []string{binDir()}
@@ -233,6 +228,11 @@ func (h *Host) PluginPath() string {
 func isDir(path string) bool {
 	info, err := os.Stat(path)
 	return err == nil && info.IsDir()
+}
+
+func isFile(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode().IsRegular()
 }
 
 // Environ is the environment of whatever runs on this host.

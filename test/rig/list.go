@@ -3,9 +3,11 @@
 package rig
 
 import (
+	"bytes"
 	"crypto/sha512"
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"os/exec"
@@ -20,6 +22,14 @@ func (p Plugin) With(key string, value any) Plugin {
 	p = maps.Clone(p)
 	p[key] = value
 	return p
+}
+
+func (p Plugin) reader() io.Reader {
+	data, err := json.Marshal(p)
+	if err != nil {
+		panic(err) // made of what was read as JSON
+	}
+	return bytes.NewReader(data)
 }
 
 // Bridge is the first plugin of the usual list, with one address from each subnet.

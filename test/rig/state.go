@@ -3,7 +3,9 @@
 package rig
 
 import (
+	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -124,24 +126,27 @@ func (s *State) Duplicates() []string {
 	return twice
 }
 
-// Clean tells what is left though no container is: nil if nothing.
+// Clean tells what of single containers is left: nil if nothing. Records do not count: one stays after a failed ADD.
 func (s *State) Clean() error {
-	var left []string
-	for what, names := range map[string][]string{
-		"rules": s.Leftovers(), "links": s.Links, "addresses": s.Addresses, "records": s.Records,
-	} {
-		if len(names) > 0 {
-			left = append(left, fmt.Sprintf("%d %s:\n\t%s", len(names), what, strings.Join(names, "\n\t")))
-		}
-	}
-	if left == nil {
-		return nil
-	}
-	slices.Sort(left)
-	return fmt.Errorf("left behind: %s", strings.Join(left, "\n"))
+	return left(map[string][]string{"rules": s.Leftovers(), "links": s.Links, "addresses": s.Addresses})
 }
 
-// Links of the container, but lo.
+// Gone is Clean with the records: what must be true after DEL of all.
+func (s *State) Gone() error {
+	return errors.Join(s.Clean(), left(map[string][]string{"records": s.Records}))
+}
+
+func left(things map[string][]string) error {
+	var errs []error
+	for _, what := range slices.Sorted(maps.Keys(things)) {
+		if names := things[what]; len(names) > 0 {
+			errs = append(errs, fmt.Errorf("%d %s left:\n\t%s", len(names), what, strings.Join(names, "\n\t")))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ContainerLinks are the links of a container, but lo.
 func (h *Host) ContainerLinks(c *Container) ([]string, error) {
 	var names []string
 	err := inNetns(c.Name, func() error {

@@ -27,8 +27,9 @@ func pick[T any](g generator, from ...T) T { return from[g.IntN(len(from))] }
 type trial struct {
 	list    list
 	scripts map[string][]string // "a.ADD": steps
-	fails   map[string]bool     // "a.DEL": it exits non-zero
+	fails   map[string]bool     // "a.DEL": it goes wrong
 	steps   []step
+	caps    map[string]any // what the runtime gives; a DEL may come without
 }
 
 func (g generator) trial() trial {
@@ -48,41 +49,38 @@ func (g generator) trial() trial {
 	if g.chance(25) {
 		tr.list.after = g.entries("q")
 	}
-	bad := 35 // percent of lists in which ADD goes wrong somewhere
-	if g.chance(bad) {
-		names := append(names, "p", "q")
-		tr.script(pick(g, names...), "ADD", g.addFailure())
+	if g.chance(35) {
+		tr.script(pick(g, append(names, "p", "q")...), "ADD", true, g.addFailure())
 	}
 	for _, n := range append(names, "p", "q") {
 		if _, ok := tr.scripts[n+".ADD"]; !ok && g.chance(70) {
-			tr.script(n, "ADD", g.success(tr.list.version))
+			tr.script(n, "ADD", false, g.success(tr.list.version))
 		}
 		for _, v := range []string{"CHECK", "DEL", "GC", "STATUS"} {
 			if g.chance(5) {
-				tr.script(n, v, g.failure())
+				tr.script(n, v, true, g.failure())
 			} else if g.chance(5) {
-				tr.script(n, v, []string{say("text that nobody asked for"), warn("and more\n"), "exit 0"})
+				tr.script(n, v, false, []string{say("text that nobody asked for"), warn("and more\n"), "exit 0"})
 			}
 		}
 	}
-	tr.steps = g.steps()
+	tr.caps = map[string]any{}
+	for _, c := range capNames {
+		if g.chance(50) {
+			tr.caps[c] = g.value(2)
+		}
+	}
+	tr.steps = g.steps(tr.caps)
 	return tr
 }
 
-func (tr *trial) script(name, verb string, steps []string) {
+func (tr *trial) script(name, verb string, fails bool, steps []string) {
 	tr.scripts[name+"."+verb] = steps
-	last := steps[len(steps)-1]
-	tr.fails[name+"."+verb] = last != "exit 0"
+	tr.fails[name+"."+verb] = fails
 }
 
 // steps is a life of one attachment; what it may do next depends on how things went and is decided on the way.
-func (g generator) steps() []step {
-	caps := map[string]any{}
-	for _, c := range capNames {
-		if g.chance(50) {
-			caps[c] = g.value(2)
-		}
-	}
+func (g generator) steps(caps map[string]any) []step {
 	args := pick(g, nil, [][2]string{{"IgnoreUnknown", "1"}}, [][2]string{{"A", "b=c,\"d\":{}"}, {"", ""}, {"A", "ü"}})
 	var out []step
 	for _, verb := range pick(g,
@@ -233,7 +231,7 @@ func (g generator) addFailure() []string {
 		`{"cniVersion":"9.9.9"}`,
 		`{"cniVersion":"1.0.0","ips":[{"address":"not an address"}]}`,
 		`{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.0.0.1"}]}`,
-	)), "exit 0", ""}
+	)), "exit 0"}
 }
 
 // failure is a call that exits non-zero or dies.
@@ -254,6 +252,6 @@ func (g generator) failure() []string {
 	case 7:
 		return []string{say(pick(g, `{}`, "null", `{"code":0,"msg":""}`, `{"msg":"no code"}`, `{"code":7,"msg":"","details":"only details"}`)), "exit 1"}
 	default:
-		return []string{warn("on stderr"), failure(100, "on stdout", ""), ""}
+		return []string{warn("on stderr"), failure(100, "on stdout", "")}
 	}
 }

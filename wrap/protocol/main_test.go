@@ -26,6 +26,8 @@ var (
 )
 
 func TestMain(m *testing.M) {
+	// Most of the time goes into waiting for children, and some of it into waiting for a timeout.
+	_ = flag.Set("test.parallel", "6")
 	flag.Parse()
 	os.Exit(buildAndRun(m))
 }

@@ -205,6 +205,9 @@ func withoutMark(t *testing.T, h *host, l list, calls []record) []seen {
 	t.Helper()
 	out := h.seen(calls)
 	for i, c := range calls {
+		if c.Verb == "STATUS" {
+			continue // runs without the lock (R42), so the mark would be a lie
+		}
 		if slices.ContainsFunc(slices.Concat(l.delegates, l.second), func(e entry) bool { return typeOf(e) == c.Name }) {
 			out[i] = held(t, out[i])
 		}

@@ -58,9 +58,6 @@ func (l list) wrapped(h *host) []byte {
 	if l.second != nil {
 		plugins = append(plugins, h.wrap(l.lockwrap, l.second...))
 	}
-	if os.Getenv("BAREBARE") != "" {
-		return l.bare()
-	}
 	return l.write(append(plugins, l.after...))
 }
 
@@ -212,9 +209,7 @@ func held(t *testing.T, s seen) seen {
 	t.Helper()
 	mark := func(kv string) bool { return strings.HasPrefix(kv, "LOCKWRAP_HELD=") }
 	if !slices.ContainsFunc(s.Env, mark) {
-		if os.Getenv("BAREBARE") == "" {
-			t.Errorf("%s ran without LOCKWRAP_HELD", s.Call)
-		}
+		t.Errorf("%s ran without LOCKWRAP_HELD", s.Call)
 	}
 	s.Env = slices.DeleteFunc(slices.Clone(s.Env), mark)
 	return s

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wrap
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func testRecord() *record {
+	return &record{
+		State: stateAdding, Network: "web", Container: "c1", IfName: "eth0", Types: []string{"bridge", "portmap"}, CNIVersion: "1.0.0",
+		PrevResult: json.RawMessage(`{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.1/24"}]}`),
+		Delegates: []recorded{
+			{Type: "bridge", Config: map[string]json.RawMessage{"type": json.RawMessage(`"bridge"`)},
+				Result: json.RawMessage(`{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.2/24"}]}`)},
+			{Type: "portmap", Config: map[string]json.RawMessage{"runtimeConfig": json.RawMessage(`{"portMappings":[]}`)}},
+		},
+	}
+}
+
+func TestRecord_roundTrip(t *testing.T) {
+	dir := t.TempDir()
+	want := testRecord()
+	if err := want.save(dir); err != nil {
+		t.Fatal(err)
+	}
+	got, err := loadRecord(dir, testRecord())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	for path, mode := range map[string]os.FileMode{want.path(dir): 0o600, filepath.Dir(want.path(dir)): 0o700} {
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Mode().Perm() != mode {
+			t.Errorf("%s has mode %o", path, info.Mode().Perm())
+		}
+	}
+	if err := want.remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := want.remove(dir); err != nil {
+		t.Errorf("removing it twice: %v", err)
+	}
+	if got, err := loadRecord(dir, testRecord()); got != nil || err != nil {
+		t.Errorf("after the removal there is %v, %v", got, err)
+	}
+	if left, _ := os.ReadDir(filepath.Join(dir, "attachments")); len(left) > 0 {
+		t.Errorf("left %v", left)
+	}
+}
+
+func TestRecord_damaged(t *testing.T) {
+	foreign := testRecord()
+	foreign.Version, foreign.Container = recordVersion, "other"
+	tests := []struct{ name, content string }{
+		{"empty", ""},
+		{"garbage", "\x00\x01"},
+		{"cut", `{"version": 1, "state": "ad`},
+		{"another type", `[]`},
+		{"null", `null`},
+		{"future version", `{"version": 2, "state": "added"}`},
+		{"unknown state", `{"version": 1, "state": "paused"}`},
+		{"of another attachment", string(mustMarshal(foreign))},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := testRecord().path(dir)
+			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, []byte(tt.content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if r, err := loadRecord(dir, testRecord()); r != nil || err == nil {
+				t.Errorf("got %v, %v; want nil and an error", r, err)
+			}
+		})
+	}
+}
+
+func TestRecordPath(t *testing.T) {
+	long := strings.Repeat("x", 200)
+	paths := map[string]string{}
+	for name, path := range map[string]string{
+		"a dash in the network":      recordPath("/s", "a-b", "c", "eth0", []string{"bridge"}),
+		"a dash in the container":    recordPath("/s", "a", "b-c", "eth0", []string{"bridge"}),
+		"another interface":          recordPath("/s", "a", "b-c", "eth1", []string{"bridge"}),
+		"another entry of the list":  recordPath("/s", "a", "b-c", "eth0", []string{"portmap"}),
+		"long":                       recordPath("/s", long, long, "eth0", nil),
+		"long and another interface": recordPath("/s", long, long, "eth1", nil),
+	} {
+		if other := paths[path]; other != "" {
+			t.Errorf("%q and %q share %s", name, other, path)
+		}
+		if len(filepath.Base(path)) > 250 {
+			t.Errorf("%q: no file system takes %s", name, path)
+		}
+		paths[path] = name
+	}
+}
+
+func TestPrevResultForDel(t *testing.T) {
+	none := testRecord()
+	none.PrevResult, none.Delegates = nil, nil
+	first := testRecord()
+	first.Delegates[0].Result = nil
+	odd := testRecord()
+	odd.Delegates[0].Result = json.RawMessage(`{"cniVersion":"7.0.0"}`)
+	tests := []struct {
+		name, version string
+		r             *record
+		want          string
+	}{
+		{"last good one", "1.0.0", testRecord(), `"10.0.0.2/24"`},
+		{"converted", "0.4.0", testRecord(), `"version":"4"`},
+		{"not before 0.4.0", "0.3.1", testRecord(), ""},
+		{"no version", "", testRecord(), ""},
+		{"the runtime's if the first delegate failed", "1.0.0", first, `"10.0.0.1/24"`},
+		{"none", "1.0.0", none, ""},
+		{"one that can't be converted", "1.0.0", odd, ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got := string(tt.r.prevResultForDel(tt.version))
+			if tt.want == "" && got != "" || !strings.Contains(got, tt.want) {
+				t.Errorf("got %q, want %q in it", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestRuntimeConfig(t *testing.T) {
+	r := testRecord()
+	if got := string(r.runtimeConfig(1, "portmap")); got != `{"portMappings":[]}` {
+		t.Errorf("got %s", got)
+	}
+	// The list was edited in between.
+	if r.runtimeConfig(0, "portmap") != nil || r.runtimeConfig(1, "bandwidth") != nil || r.runtimeConfig(2, "portmap") != nil {
+		t.Error("gives one plugin what another one got")
+	}
+}
+
+func FuzzReadRecord(f *testing.F) {
+	r := testRecord()
+	r.Version = recordVersion
+	f.Add([]byte(mustMarshal(r)))
+	f.Add([]byte(`{"version":1,"state":"added","delegates":[{"type":"a","config":null,"result":[]}]}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		path := filepath.Join(t.TempDir(), "r.json")
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r, err := readRecord(path)
+		if err != nil {
+			return
+		}
+		r.prevResultForDel("1.0.0")
+		r.runtimeConfig(0, "a")
+		for _, d := range r.Delegates {
+			_ = mustMarshal(withPrevResult(d.Config, r.lastResult()))
+		}
+	})
+}
