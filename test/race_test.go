@@ -14,7 +14,7 @@ import (
 // nomad#6567, nomad#8838: many containers start at once on a cold host.
 func TestRace(t *testing.T) {
 	eachHost(t, func(t *testing.T, h *rig.Host) {
-		want := sharedRules(t, h, h.Usual())
+		want := sharedRules(t, h, (*rig.Host).Usual)
 		ok(t, h.Wrapped(h.Usual()...))
 		for _, problem := range race(t, h, 16, want) {
 			t.Error(problem)
@@ -25,7 +25,7 @@ func TestRace(t *testing.T) {
 // The same assertions on the bare list: if they held there, TestRace would show nothing.
 func TestRace_bare(t *testing.T) {
 	eachHost(t, func(t *testing.T, h *rig.Host) {
-		want := sharedRules(t, h, h.Usual())
+		want := sharedRules(t, h, (*rig.Host).Usual)
 		const rounds = 5
 		for range rounds {
 			h := newHost(t, h.Set, h.Backend)
@@ -46,7 +46,11 @@ func TestRace_ingressPolicy(t *testing.T) {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
 			h := newHost(t, rig.New, backend)
-			plugins := []rig.Plugin{h.Bridge(rig.Net4, rig.Net6), rig.Firewall().With("ingressPolicy", "same-bridge"), rig.Portmap()}
+			plugins := func(h *rig.Host) []rig.Plugin {
+				return []rig.Plugin{
+					h.Bridge(rig.Net4, rig.Net6), rig.Firewall().With("ingressPolicy", "same-bridge"), rig.Portmap(),
+				}
+			}
 			want := sharedRules(t, h, plugins)
 			for _, cmd := range []string{"iptables", "ip6tables"} {
 				got := targets(want[cmd+" -t filter FORWARD"])
@@ -54,7 +58,7 @@ func TestRace_ingressPolicy(t *testing.T) {
 					t.Fatalf("one ADD alone, jumps of FORWARD, %s (-want +got):\n%s", cmd, diff)
 				}
 			}
-			ok(t, h.Wrapped(plugins...))
+			ok(t, h.Wrapped(plugins(h)...))
 			for _, problem := range race(t, h, 12, want) {
 				t.Error(problem)
 			}
@@ -63,10 +67,10 @@ func TestRace_ingressPolicy(t *testing.T) {
 }
 
 // sharedRules are the shared rules, by chain and in order, that one container of this list makes on a cold host.
-func sharedRules(t *testing.T, like *rig.Host, plugins []rig.Plugin) map[string][]string {
+func sharedRules(t *testing.T, like *rig.Host, plugins func(*rig.Host) []rig.Plugin) map[string][]string {
 	t.Helper()
 	h := newHost(t, like.Set, like.Backend)
-	ok(t, h.Bare(plugins...))
+	ok(t, h.Bare(plugins(h)...))
 	must(t, "one ADD alone", h.Add(newContainer(t, h)))
 	s := stateOf(t, h)
 	if twice := s.Duplicates(); len(twice) > 0 {

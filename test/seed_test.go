@@ -32,9 +32,8 @@ fi`
 // and leave nothing, so that the second can succeed.
 func TestSeed(t *testing.T) {
 	eachHost(t, func(t *testing.T, h *rig.Host) {
-		plugins := h.Dual()
-		want := sharedRules(t, h, plugins)
-		ok(t, h.Wrapped(plugins...))
+		want := sharedRules(t, h, (*rig.Host).Dual)
+		ok(t, h.Wrapped(h.Dual()...))
 		ok(t, h.Shim("portmap", failFirstADD))
 		c := newContainer(t, h)
 

@@ -27,20 +27,18 @@ const heldVariable = "LOCKWRAP_HELD"
 
 func heldMark(pid int, path string) string { return fmt.Sprintf("%d:%s", pid, path) }
 
-// heldAbove returns the pid of the lockwrap above this one that holds the lock
-// at path, or 0. The mark alone does not count: a daemon that a delegate once
-// started carries it for ever, so the kernel and the process tree must agree.
-func heldAbove(environ []string, path string) int {
+// heldAbove reports whether a lockwrap above this one holds the lock at path. The
+// mark alone does not count: a daemon that a delegate once started carries it
+// for ever, so the kernel and the process tree must agree.
+func heldAbove(environ []string, path string) bool {
 	mark, _ := lookupEnv(environ, heldVariable)
 	number, marked, _ := strings.Cut(mark, ":")
 	pid, err := strconv.Atoi(number)
 	if err != nil || marked != path || !isAncestor(pid) {
-		return 0
+		return false
 	}
-	if holder, _ := lockUsers(path); holder != pid {
-		return 0
-	}
-	return pid
+	holder, _ := lockUsers(path)
+	return holder == pid
 }
 
 // hostLock is the lock of the host while it is held.

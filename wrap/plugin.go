@@ -129,7 +129,7 @@ func stoppable(ctx context.Context) (context.Context, context.CancelFunc) {
 func (c *call) takeLock(ctx context.Context) (unlock func(), err *types.Error) {
 	start := time.Now()
 	waiting, stopWatching := context.Context(ctx), func() {}
-	if c.below = heldAbove(c.env, c.conf.LockFile); c.below == 0 {
+	if !heldAbove(c.env, c.conf.LockFile) {
 		waiting, stopWatching = watchCaller(ctx)
 		c.lock, err = lockHost(waiting, c.conf.LockFile, c.conf.LockTimeout,
 			note{Verb: c.verb, Network: c.conf.Name, Container: c.args.ContainerID, IfName: c.args.IfName})

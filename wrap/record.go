@@ -85,18 +85,26 @@ func readRecord(path string) (*record, error) {
 	if err != nil {
 		return nil, err
 	}
+	r, err := parseRecord(data)
+	if err != nil {
+		return nil, fmt.Errorf("cannot use %q: %w", path, err)
+	}
+	return r, nil
+}
+
+func parseRecord(data []byte) (*record, error) {
 	r := &record{}
 	if err := json.Unmarshal(data, r); err != nil {
-		return nil, fmt.Errorf("cannot read %q: %w", path, err)
+		return nil, err
 	}
 	if r.Version != recordVersion {
-		return nil, fmt.Errorf("%q has format %d, this lockwrap writes and reads format %d", path, r.Version, recordVersion)
+		return nil, fmt.Errorf("it has format %d, this lockwrap writes and reads format %d", r.Version, recordVersion)
 	}
 	switch r.State {
 	case stateAdding, stateAdded, stateDeleting, stateUndone:
 		return r, nil
 	}
-	return nil, fmt.Errorf("%q has the unknown state %q", path, r.State)
+	return nil, fmt.Errorf("it has the unknown state %q", r.State)
 }
 
 // loadRecord reads the record of an attachment, which want names.

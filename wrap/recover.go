@@ -13,22 +13,11 @@ import (
 // loadRecord finds what is known of the call's attachment. A record that can't
 // be used is as good as none.
 func (c *call) loadRecord() *record {
-	if c.below != 0 && c.isRecordedAbove() {
-		return nil
-	}
 	r, err := loadRecord(c.conf.StateDir, c.newRecord())
 	if err != nil {
 		c.log.Warn("ignoring the attachment's record", "err", err)
 	}
 	return r
-}
-
-// isRecordedAbove reports whether the lockwrap above this one keeps the record
-// of this very attachment.
-func (c *call) isRecordedAbove() bool {
-	r, _ := loadRecord(c.conf.StateDir, c.newRecord())
-	c.recordedAbove = r != nil && r.PID == c.below
-	return c.recordedAbove
 }
 
 // recoverAttachment makes an ADD start from nothing: what an ADD or a DEL that
@@ -172,7 +161,7 @@ func (c *call) newRecord() *record {
 // saveRecord writes the call's record. Where it can't, the call goes on: only a
 // later one will have less to go by.
 func (c *call) saveRecord() {
-	if c.live || c.recordedAbove {
+	if c.live {
 		return
 	}
 	if err := c.rec.save(c.conf.StateDir); err != nil {
@@ -181,9 +170,6 @@ func (c *call) saveRecord() {
 }
 
 func (c *call) removeRecord(r *record) {
-	if c.recordedAbove {
-		return
-	}
 	if err := r.remove(c.conf.StateDir); err != nil {
 		c.log.Warn("cannot remove the attachment's record", "err", err)
 	}

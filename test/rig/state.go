@@ -45,7 +45,7 @@ func (h *Host) State() (*State, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.Addresses = files(filepath.Join(h.Dir, "ipam", "*", "*"))
+	s.Addresses = files(filepath.Join(h.Dir, "ipam", h.Name, "*"))
 	s.Addresses = slices.DeleteFunc(s.Addresses, func(name string) bool {
 		return name == "lock" || strings.HasPrefix(name, "last_reserved_ip")
 	})
@@ -88,6 +88,7 @@ func rules(cmd, saved string) []string {
 // Shared chains, by what the plugins make of them.
 var (
 	sharedChain = regexp.MustCompile(`^(CNI-FORWARD|CNI-ADMIN|NOMAD-ADMIN|CNI-ISOLATION-STAGE-[12]|CNI-HOSTPORT-(DNAT|SETMARK|MASQ))$`)
+	builtin     = regexp.MustCompile(`^(INPUT|FORWARD|OUTPUT|PREROUTING|POSTROUTING)$`)
 	// In these every rule is for all containers.
 	sharedWhole = regexp.MustCompile(`^(CNI-ISOLATION-STAGE-[12]|CNI-HOSTPORT-(SETMARK|MASQ))$`)
 	ruleChain   = regexp.MustCompile(` -[AN] (\S+)`)
@@ -101,8 +102,8 @@ func Shared(line string) bool {
 	if strings.Contains(line, " -N ") {
 		return sharedChain.MatchString(chain[1])
 	}
-	target := ruleTarget.FindStringSubmatch(line)
-	return target != nil && sharedChain.MatchString(target[1]) || sharedWhole.MatchString(chain[1])
+	jump := sharedChain.MatchString(Target(line)) && (builtin.MatchString(chain[1]) || sharedChain.MatchString(chain[1]))
+	return jump || sharedWhole.MatchString(chain[1])
 }
 
 // Leftovers are the chains and rules of single containers.
