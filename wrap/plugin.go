@@ -28,12 +28,10 @@ type call struct {
 	log  *slog.Logger
 	logs io.Writer
 
-	caller        context.Context // ends with the process that called us
-	below         int             // pid of the lockwrap above that holds the lock, or 0
-	recordedAbove bool            // and keeps the record of this attachment
-	lock          *hostLock       // nil without a lock of our own
-	rec           *record
-	live          bool // the attachment was there before this ADD
+	caller context.Context // ends with the process that called us
+	lock   *hostLock       // nil without a lock of our own
+	rec    *record
+	live   bool // the attachment was there before this ADD
 
 	wait, hold time.Duration // for the lock, and under it
 	result     []byte        // of ADD

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -89,7 +90,7 @@ func (r *running) wait() answer {
 		r.t.Fatal(err)
 	}
 	a := answer{r.stdout.String(), r.stderr.String(), r.cmd.ProcessState.ExitCode(), time.Since(r.began)}
-	if strings.Contains(a.stderr, "goroutine ") || strings.Contains(a.stdout, "goroutine ") {
+	if panicked(a.stderr) || panicked(a.stdout) {
 		r.t.Errorf("a panic: %s", a.stderr)
 	}
 	return a
@@ -152,4 +153,11 @@ func (h *host) records() []string {
 	files, err := filepath.Glob(filepath.Join(h.run, "attachments", "*"))
 	h.must(err)
 	return files
+}
+
+func mustMatch(t *testing.T, pattern, text string) {
+	t.Helper()
+	if !regexp.MustCompile(`(?s)` + pattern).MatchString(text) {
+		t.Errorf("%q does not match %s", text, pattern)
+	}
 }

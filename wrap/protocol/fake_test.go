@@ -66,20 +66,14 @@ func (h *host) path() []string {
 	return dirs
 }
 
-// on tells plugin what to do when it is called with verb: see testdata/fakeplugin for the steps.
+// on tells plugin what to do when it is called with verb: see testdata/fakeplugin for the steps. No steps: succeed.
 func (h *host) on(plugin, verb string, steps ...string) {
 	h.t.Helper()
-	h.must(os.WriteFile(filepath.Join(h.bin, plugin+"."+verb), []byte(strings.Join(steps, "\n")+"\n"), 0o600))
-}
-
-// behave takes all scripts and counters away.
-func (h *host) behave() {
-	h.t.Helper()
-	files, err := filepath.Glob(filepath.Join(h.bin, "*.*"))
-	h.must(err)
-	for _, f := range files {
-		h.must(os.Remove(f))
+	if len(steps) == 0 {
+		h.must(os.Remove(filepath.Join(h.bin, plugin+"."+verb)))
+		return
 	}
+	h.must(os.WriteFile(filepath.Join(h.bin, plugin+"."+verb), []byte(strings.Join(steps, "\n")+"\n"), 0o600))
 }
 
 func say(s string) string  { return "stdout " + strconv.Quote(s) }
@@ -260,4 +254,9 @@ func alive(pid int) bool {
 	}
 	_, rest, _ := strings.Cut(string(b), ") ")
 	return !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X")
+}
+
+// panicked tells a stack trace of lockwrap's from one of a fake's.
+func panicked(output string) bool {
+	return strings.Contains(output, "goroutine ") && strings.Contains(output, "github.com/lockwrap/lockwrap/wrap.")
 }

@@ -195,7 +195,7 @@ func same(t *testing.T, h *host, l list, s step, want, got outcome) {
 	if d := cmp.Diff(want.cache, got.cache); d != "" {
 		t.Errorf("%s: libcni's cache:\n%s", s.verb, d)
 	}
-	if strings.Contains(got.stderr, "goroutine ") {
+	if panicked(got.stderr) {
 		t.Errorf("%s: a panic: %s", s.verb, got.stderr)
 	}
 }
