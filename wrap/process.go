@@ -186,7 +186,8 @@ func pluginError(err error, stdout, stderr []byte) *types.Error {
 		out.Msg = fmt.Sprintf("netplugin failed: %q: %v", last(stderr), err)
 	default:
 		if perr := json.Unmarshal(stdout, out); perr != nil {
-			return &types.Error{Msg: fmt.Sprintf("netplugin failed but error parsing its diagnostic message %q: %v", last(stdout), perr)}
+			// What could be read of it stays: the code, perhaps.
+			out.Msg = fmt.Sprintf("netplugin failed but error parsing its diagnostic message %q: %v", last(stdout), perr)
 		}
 		if out.Msg == "" {
 			out.Msg = fmt.Sprintf("netplugin failed with no error message: %v", err)

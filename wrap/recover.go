@@ -82,7 +82,8 @@ func (c *call) removeLeftovers(ctx context.Context, old *record) {
 }
 
 // dropRecords is the record's part of GC: those of this network that are not
-// among the valid attachments go, unfinished ones after their leftovers.
+// among the valid attachments go. The leftovers of an ADD that died go first,
+// since no runtime knows of them; all others the runtime has just DELed.
 func (c *call) dropRecords(ctx context.Context) {
 	valid, known := c.validAttachments()
 	if !known {
@@ -98,7 +99,7 @@ func (c *call) dropRecords(ctx context.Context) {
 		if r == nil || r.Network != c.conf.Name || valid[attachment{r.Container, r.IfName}] {
 			continue
 		}
-		if r.State == stateAdding || r.State == stateDeleting {
+		if r.State == stateAdding {
 			c.removeLeftovers(ctx, r)
 			continue
 		}
