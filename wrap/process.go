@@ -84,8 +84,11 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, envi
 	r.started(group)
 	go feed(stdin)
 
-	err = r.wait(ctx, cmd)
+	err, ended := r.wait(ctx, cmd)
 	r.log.Debug("delegate has run", "took", time.Since(start).Round(time.Microsecond), "err", err)
+	if !ended {
+		return nil, err
+	}
 	_, _ = r.logs.Write(stderr.Bytes())
 	if errors.Is(err, exec.ErrWaitDelay) {
 		r.log.Warn("a process that the delegate left behind holds its output open; not waiting for it", "group", group)
@@ -129,17 +132,18 @@ func (r *runner) start(ctx context.Context, path string, environ []string, stdou
 }
 
 // wait waits for the plugin's end, which comes by force when its time is up or
-// lockwrap is told to stop.
-func (r *runner) wait(ctx context.Context, cmd *exec.Cmd) error {
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
+// lockwrap is told to stop. Only a process that the kernel can't kill is not
+// ended then.
+func (r *runner) wait(ctx context.Context, cmd *exec.Cmd) (err error, ended bool) {
+	end := make(chan error, 1)
+	go func() { end <- cmd.Wait() }()
 	limit := time.NewTimer(r.limit)
 	defer limit.Stop()
 
 	var why error
 	select {
-	case err := <-ended:
-		return err
+	case err := <-end:
+		return err, true
 	case <-limit.C:
 		why = ownError(errOther, `raise "pluginTimeout" if the plugin is only slow`,
 			"killed after running longer than pluginTimeout (%s)", r.limit)
@@ -149,12 +153,12 @@ func (r *runner) wait(ctx context.Context, cmd *exec.Cmd) error {
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		_ = syscall.Kill(-cmd.Process.Pid, sig)
 		select {
-		case <-ended:
-			return why
+		case <-end:
+			return why, true
 		case <-time.After(termGrace):
 		}
 	}
-	return why
+	return why, false
 }
 
 // settle waits until nobody is left of a failed plugin's process group: an

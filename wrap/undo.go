@@ -44,7 +44,9 @@ func (c *call) deleteRecorded(ctx context.Context, r *record, env environment) (
 	for i := len(r.Delegates) - 1; i >= 0; i-- {
 		was := r.Delegates[i]
 		config := withPrevResult(was.Config, prevResult)
-		err := c.exec(ctx, &delegate{Type: was.Type}, config, env.with("CNI_COMMAND", "DEL"))
+		env, done := c.withDecoy(r, was.Type, was.Config, env.with("CNI_COMMAND", "DEL"))
+		err := c.exec(ctx, &delegate{Type: was.Type}, config, env)
+		done()
 		if err != nil {
 			c.log.Warn("cannot undo", "plugin", was.Type, "err", err)
 			failed = append(failed, fmt.Sprintf("could not undo %s: %v", was.Type, err))

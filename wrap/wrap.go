@@ -200,7 +200,10 @@ func (c *call) delDelegates(ctx context.Context, old *record) error {
 	for i := len(c.conf.Delegates) - 1; i >= 0; i-- {
 		c.rec.Running = i
 		d := c.conf.Delegates[i]
-		if err := c.delDelegate(ctx, d, withPrevResult(configs[i], prevResult), env); err != nil {
+		env, done := c.withDecoy(c.rec, d.Type, configs[i], env)
+		err := c.delDelegate(ctx, d, withPrevResult(configs[i], prevResult), env)
+		done()
+		if err != nil {
 			return delegateError(fmt.Sprintf("plugin %s failed (delete): ", d), err)
 		}
 	}
