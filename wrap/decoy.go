@@ -29,7 +29,8 @@ func masquerades(pluginType string, config map[string]json.RawMessage) bool {
 func (c *call) withDecoy(r *record, pluginType string, config map[string]json.RawMessage, env environment) (_ environment, done func()) {
 	netns, _ := lookupEnv(env, "CNI_NETNS")
 	addrs := resultAddresses(r.lastResult())
-	isGone := r.NetNSID != netnsID{} && identifyNetNS(netns) == netnsID{}
+	present, _ := hasInterface(netns, r.IfName)
+	isGone := r.NetNSID != netnsID{} && !identifyNetNS(netns).maybe(r.NetNSID) && !present
 	if !isGone || len(addrs) == 0 || !masquerades(pluginType, config) {
 		return env, func() {}
 	}
