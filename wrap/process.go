@@ -77,7 +77,11 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, envi
 	out := &capped{buf: &stdout}
 	cmd, feed, err := r.start(ctx, path, environ, out, &tail{buf: &stderr})
 	if err != nil {
-		return nil, pluginError(err, nil, nil)
+		failed := pluginError(err, nil, nil)
+		if verb, _ := lookupEnv(environ, "CNI_COMMAND"); verb == "DEL" {
+			failed.Msg = swallowed.Replace(failed.Msg)
+		}
+		return nil, failed
 	}
 	group := cmd.Process.Pid
 	start := time.Now()
@@ -185,7 +189,7 @@ func pluginError(err error, stdout, stderr []byte) *types.Error {
 	out := &types.Error{}
 	switch {
 	case len(stdout) == 0 && len(stderr) == 0:
-		out.Msg = fmt.Sprintf("netplugin failed with no error message: %s", swallowed.Replace(err.Error()))
+		out.Msg = fmt.Sprintf("netplugin failed with no error message: %v", err)
 	case len(stdout) == 0:
 		out.Msg = fmt.Sprintf("netplugin failed: %q: %v", last(stderr), err)
 	default:

@@ -51,7 +51,7 @@ func TestExecPlugin_errors(t *testing.T) {
 		{"nothing", script(t, `exit 2`), types.Error{Msg: "netplugin failed with no error message: exit status 2"}},
 		{"a signal", script(t, `kill -SEGV $$`), types.Error{Msg: "netplugin failed with no error message: signal: segmentation fault"}},
 		{"a result and a failure", script(t, `echo '{"cniVersion": "1.0.0"}'; exit 1`), types.Error{Msg: "netplugin failed with no error message: exit status 1"}},
-		{"no interpreter", missingInterpreter, types.Error{Msg: "netplugin failed with no error message: fork/exec " + missingInterpreter + ": it does not exist"}},
+		{"no interpreter", missingInterpreter, types.Error{Msg: "netplugin failed with no error message: fork/exec " + missingInterpreter + ": no such file or directory"}},
 		{"not executable", notExecutable, types.Error{Msg: "netplugin failed with no error message: fork/exec " + notExecutable + ": permission denied"}},
 	}
 	for _, tt := range tests {
@@ -66,6 +66,14 @@ func TestExecPlugin_errors(t *testing.T) {
 				t.Errorf("got  %+v\nwant %+v", *got, tt.want)
 			}
 		})
+	}
+}
+
+// go-cni takes a DEL that fails with this text for a success.
+func TestExecPlugin_errorsOfDel(t *testing.T) {
+	_, err := testRunner(time.Minute).ExecPlugin(t.Context(), "/no/such/plugin", nil, []string{"CNI_COMMAND=DEL"})
+	if err == nil || strings.Contains(err.Error(), "no such file or directory") || !strings.Contains(err.Error(), "/no/such/plugin") {
+		t.Errorf("got %v", err)
 	}
 }
 

@@ -68,7 +68,7 @@ func TestADD_notStarted(t *testing.T) {
 	}{
 		{"exec format error", "not a program\n\x00", 0o755, "exec format error"},
 		{"not executable", "#!/bin/sh\n", 0o644, "permission denied"},
-		{"no interpreter", "#!/no/such/interpreter\n", 0o755, "no such file"},
+		{"no interpreter", "#!/no/such/interpreter\n", 0o755, "it does not exist"}, // worded for R29
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
