@@ -53,6 +53,11 @@ func (h *Host) IPTables(script string) error {
 	return nil
 }
 
+// WithoutIPTables is the environment variable that leaves the script out of one run.
+func (h *Host) WithoutIPTables() string {
+	return "PATH=" + filepath.Join(h.Dir, "bin") + ":" + os.Getenv("PATH")
+}
+
 func writeScript(path, text string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err

@@ -199,12 +199,11 @@ func (s *State) SharedRules() map[string][]string {
 	return byChain
 }
 
-// SharedChains are the shared chains that are there, as "iptables nat CNI-HOSTPORT-DNAT", sorted.
-func (s *State) SharedChains() []string {
+// Chains are all chains but the built-in ones, as "iptables nat CNI-HOSTPORT-DNAT", sorted.
+func (s *State) Chains() []string {
 	var names []string
 	for _, line := range s.Rules {
-		where, chain, isChain := strings.Cut(line, " -N ")
-		if isChain && Shared(line) {
+		if where, chain, isChain := strings.Cut(line, " -N "); isChain {
 			names = append(names, strings.Replace(where, " -t ", " ", 1)+" "+chain)
 		}
 	}

@@ -68,7 +68,7 @@ func TestADD_notStarted(t *testing.T) {
 	}{
 		{"exec format error", "not a program\n\x00", 0o755, "exec format error"},
 		{"not executable", "#!/bin/sh\n", 0o644, "permission denied"},
-		{"no interpreter", "#!/no/such/interpreter\n", 0o755, "it does not exist"}, // worded for R29
+		{"no interpreter", "#!/no/such/interpreter\n", 0o755, "no such file or directory"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -83,6 +83,12 @@ func TestADD_notStarted(t *testing.T) {
 				}
 			}
 			wantOrder(t, h.calls(), "ADD a, DEL a")
+
+			// Here it is lockwrap that speaks, and go-cni would take these words for success (R29).
+			e = h.call(call{verb: "DEL", id: "c2", conf: conf}).failure(t)
+			if !strings.Contains(e.Msg, `plugin type="broken" failed (delete): `) || strings.Contains(e.Error(), "no such file or directory") {
+				t.Errorf("DEL: %+v", e)
+			}
 		})
 	}
 }

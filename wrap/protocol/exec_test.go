@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -26,6 +27,7 @@ type call struct {
 	conf  string
 	unset []string // variables to leave out
 	env   []string // and to add
+	only  []string // instead of what the tests themselves run with
 }
 
 // answer is what came back.
@@ -39,7 +41,11 @@ func (h *host) environ(c call) []string {
 	if c.id == "" {
 		c.id = "c1"
 	}
-	env := append(os.Environ(),
+	env := os.Environ()
+	if c.only != nil {
+		env = slices.Clone(c.only)
+	}
+	env = append(env,
 		"CNI_COMMAND="+c.verb, "CNI_CONTAINERID="+c.id, "CNI_NETNS="+h.netns, "CNI_IFNAME="+ifname,
 		"CNI_PATH="+strings.Join(h.path(), ":"), "CNI_ARGS=")
 	if c.verb == "GC" || c.verb == "STATUS" {

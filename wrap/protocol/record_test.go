@@ -67,7 +67,11 @@ func TestRecord_useless(t *testing.T) {
 		}},
 	}
 	for _, tt := range tests {
-		for _, verb := range []string{"ADD", "DEL", "CHECK", "GC", "STATUS"} {
+		verbs := []string{"ADD", "DEL", "CHECK", "GC", "STATUS"}
+		if testing.Short() {
+			verbs = verbs[:2]
+		}
+		for _, verb := range verbs {
 			t.Run(tt.name+" "+verb, func(t *testing.T) {
 				t.Parallel()
 				h := newHost(t, "a", "b")
@@ -209,6 +213,40 @@ func TestDEL_fillsInFromRecord(t *testing.T) {
 			}
 			if rc, ok := calls[2].conf(t)["runtimeConfig"]; ok {
 				t.Errorf("a declares no capability and got %v", rc)
+			}
+		})
+	}
+}
+
+// TestDEL_listChanged: the operator may change the list while containers run (plugins#752).
+func TestDEL_listChanged(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name string
+		now  []entry
+		want string
+	}{
+		{"one more", []entry{{"type": "a"}, {"type": "b"}, {"type": "c"}}, "DEL c, DEL b, DEL a"},
+		{"one less", []entry{{"type": "b"}}, "DEL b"},
+		{"other order", []entry{{"type": "b"}, {"type": "a"}}, "DEL a, DEL b"},
+		{"another", []entry{{"type": "a"}, {"type": "c"}}, "DEL c, DEL a"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t, "a", "b", "c")
+			h.call(call{verb: "ADD", conf: h.conf("1.0.0", nil, entry{"type": "a"}, entry{"type": "b"})}).ok(t)
+			h.calls()
+			h.call(call{verb: "DEL", conf: h.conf("1.0.0", nil, tt.now...)}).ok(t)
+			calls := h.calls()
+			wantOrder(t, calls, tt.want)
+			for _, c := range calls {
+				if d := cmp.Diff(resultOf("b", "1.0.0"), c.conf(t)["prevResult"]); d != "" {
+					t.Errorf("%s: prevResult:\n%s", c, d)
+				}
+			}
+			if left := h.records(); len(left) > 0 {
+				t.Errorf("records left: %v", left)
 			}
 		})
 	}

@@ -4,6 +4,7 @@ package protocol
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -120,6 +121,75 @@ func TestADD_told(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestDEL_told: nothing to undo, and the record stays for the next try.
+func TestDEL_told(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "a", "b")
+	conf := h.conf("1.0.0", nil, entry{"type": "a"}, entry{"type": "b"})
+	h.call(call{verb: "ADD", conf: conf}).ok(t)
+	started := filepath.Join(h.bin, "started")
+	h.on("b", "DEL", "touch "+strconv.Quote(started), "sleep 1m")
+	r := h.start(call{verb: "DEL", conf: conf})
+	eventually(t, "b runs", func() bool { _, err := os.Stat(started); return err == nil })
+	r.signal(syscall.SIGTERM)
+	if e := r.wait().failure(t); !strings.Contains(e.Msg, `plugin type="b" failed (delete)`) {
+		t.Error(e.Msg)
+	}
+	calls := h.calls()
+	wantOrder(t, calls, "ADD a, ADD b, DEL b")
+	ended(t, calls)
+	h.record1()
+}
+
+// TestADD_undoHangs: the undo has time of its own and goes on past what hangs.
+func TestADD_undoHangs(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "a", "b", "c")
+	h.on("c", "ADD", failure(7, "first", ""))
+	h.on("b", "DEL", "ignore", "sleep 1m")
+	conf := h.conf("1.0.0", entry{"pluginTimeout": "1s"}, entry{"type": "a"}, entry{"type": "b"}, entry{"type": "c"})
+	e := h.call(call{verb: "ADD", conf: conf}).failure(t)
+	if e.Code != 7 || e.Msg != `plugin type="c" failed (add): first` {
+		t.Errorf("%+v", e)
+	}
+	mustMatch(t, "^could not undo b: ", e.Details)
+	calls := h.calls()
+	if got := order(calls); got[len(got)-1] != "DEL a" {
+		t.Error(got)
+	}
+	ended(t, calls)
+}
+
+// TestADD_callerGone: Nomad's unit has KillMode=process, so the runtime may die alone. A later DEL cleans up in any case.
+func TestADD_callerGone(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "a", "b")
+	started, finish := filepath.Join(h.bin, "started"), filepath.Join(h.bin, "finish")
+	h.on("a", "ADD", "on 1", "touch "+strconv.Quote(started), "await "+strconv.Quote(finish))
+	conf := h.conf("1.0.0", nil, entry{"type": "a"}, entry{"type": "b"})
+	sh := exec.Command("sh", "-c", `"$0"; :`, lockwrapBin)
+	sh.Env, sh.Stdin = h.environ(call{verb: "ADD"}), strings.NewReader(conf)
+	h.must(sh.Start())
+	eventually(t, "a runs", func() bool { _, err := os.Stat(started); return err == nil })
+	lockwrap := h.peek()[0].Ppid
+	h.must(sh.Process.Kill())
+	_ = sh.Wait()
+	h.must(os.WriteFile(finish, nil, 0o600))
+	eventually(t, "lockwrap has ended", func() bool { return !alive(lockwrap) })
+	calls := h.calls()
+	ended(t, calls)
+	switch got := strings.Join(order(calls), ", "); got {
+	case "ADD a, ADD b", "ADD a, ADD b, DEL b, DEL a", "ADD a, DEL a":
+	default:
+		t.Errorf("half-way: %s", got)
+	}
+	h.call(call{verb: "DEL", conf: conf}).ok(t)
+	if left := h.records(); len(left) > 0 {
+		t.Errorf("records left: %v", left)
+	}
+	h.call(call{verb: "ADD", conf: conf}).ok(t)
 }
 
 // TestADD_killed: the caller gets its pipes back at once, since no delegate has them (R45).

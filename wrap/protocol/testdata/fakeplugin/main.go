@@ -200,7 +200,8 @@ func logStart() {
 	}
 	env, err := os.ReadFile("/proc/self/environ")
 	must(err)
-	status, err := os.ReadFile("/proc/self/status")
+	// Of this thread: another one may be blocking all signals for a moment, to start a further one.
+	status, err := os.ReadFile("/proc/thread-self/status")
 	must(err)
 	cwd, _ := os.Getwd()
 	write("event", "start", "name", name, "verb", verb, "pid", pid(),

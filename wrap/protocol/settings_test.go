@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package protocol
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestHostConfig_defaults: the file sets what the entry does not, and a broken one is a configuration error.
+func TestHostConfig_defaults(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name    string
+		content string
+		more    entry    // of the entry
+		want    []string // of the error; none is success
+	}{
+		{name: "all keys", content: `{"lockTimeout":"1s","pluginTimeout":"1s","logLevel":"debug","logFile":"DIR/log","stateDir":"DIR/state","lockFile":"DIR/lock","pluginDirs":["/x"]}`},
+		{name: "entry wins", content: `{"lockFile":"/proc/no/such/lock","stateDir":"/proc/no"}`, more: entry{"lockFile": "DIR/lock", "stateDir": "DIR/state"}},
+		{name: "unknown key", content: `{"lockFile":"DIR/lock","timeout":"1s"}`, want: []string{`"timeout"`, "config.json"}},
+		{name: "key of the entry only", content: `{"delegates":[]}`, want: []string{`"delegates"`}},
+		{name: "bad duration", content: `{"lockTimeout":"0s"}`, want: []string{`"lockTimeout"`, "0s"}},
+		{name: "relative path", content: `{"lockFile":"lock"}`, want: []string{`"lockFile"`}},
+		{name: "wrong type", content: `{"pluginDirs":"/opt/cni/bin"}`, want: []string{`"pluginDirs"`}},
+		{name: "not JSON", content: `lockTimeout: 1s`, want: []string{"config.json"}},
+		{name: "null", content: `null`, want: []string{"config.json"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t, "a")
+			dir := t.TempDir()
+			path := filepath.Join(dir, "config.json")
+			h.must(os.WriteFile(path, []byte(strings.ReplaceAll(tt.content, "DIR", dir)), 0o600))
+			conf := h.conf("1.0.0", tt.more, entry{"type": "a"})
+			if tt.more == nil { // leave the two to the host
+				conf = strings.NewReplacer(`"lockFile":"`+h.lockFile+`",`, "", `"stateDir":"`+h.run+`",`, "").Replace(conf)
+			}
+			conf = strings.ReplaceAll(conf, "DIR", dir)
+			a := h.call(call{verb: "ADD", conf: conf, env: []string{"LOCKWRAP_CONFIG=" + path}})
+			if tt.want == nil {
+				a.ok(t)
+				for _, f := range []string{"lock", "state/attachments"} {
+					if _, err := os.Stat(filepath.Join(dir, f)); err != nil {
+						t.Error(err)
+					}
+				}
+				return
+			}
+			e := a.failure(t)
+			for _, w := range tt.want {
+				if e.Code != 7 || !strings.Contains(e.Msg, w) {
+					t.Errorf("want code 7 and %s: %+v", w, e)
+				}
+			}
+			h.nothingHappened()
+		})
+	}
+}
+
+// TestLog_lines: one a call at info, one a delegate at debug, in the file as on stderr; no log is no reason to fail.
+func TestLog_lines(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "a", "b")
+	file := filepath.Join(h.bin, "lockwrap.log")
+	for _, level := range []string{"info", "debug", "error"} {
+		a := h.call(call{verb: "ADD", id: level, conf: h.conf("1.0.0", entry{"logFile": file, "logLevel": level}, entry{"type": "a"}, entry{"type": "b"})}).ok(t)
+		want := map[string]int{"info": 1, "debug": 3, "error": 0}[level]
+		log, err := os.ReadFile(file)
+		h.must(err)
+		h.must(os.Remove(file))
+		for _, text := range []string{string(log), a.stderr} {
+			if got := strings.Count(text, "container="+level); got < want || level != "debug" && got > want {
+				t.Errorf("%s: %d lines: %s", level, got, text)
+			}
+			if level == "info" {
+				mustMatch(t, `verb=ADD network=net container=info ifname=eth0 .*wait=\S+ hold=\S+`, text)
+			}
+		}
+	}
+	for _, bad := range []string{filepath.Join(fakeBin, "log"), h.bin, "/proc/no/such/log"} {
+		h.call(call{verb: "ADD", conf: h.conf("1.0.0", entry{"logFile": bad}, entry{"type": "a"})}).ok(t)
+	}
+}
+
+// TestADD_noSecretsInErrors: a configuration may hold secrets.
+func TestADD_noSecretsInErrors(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "a")
+	h.on("a", "ADD", "exit 1")
+	a := h.call(call{verb: "ADD", conf: h.conf("1.0.0", nil, entry{"type": "a", "password": "hunter2"})})
+	a.failure(t)
+	if strings.Contains(a.stdout+a.stderr, "hunter2") {
+		t.Errorf("%s%s", a.stdout, a.stderr)
+	}
+}
