@@ -31,7 +31,8 @@ type call struct {
 	caller context.Context // ends with the process that called us
 	lock   *hostLock       // nil without a lock of our own
 	rec    *record
-	live   bool // the attachment was there before this ADD
+	others []*record // of other lockwrap entries of the list
+	live   bool      // the attachment was there before this ADD
 
 	wait, hold time.Duration // for the lock, and under it
 	result     []byte        // of ADD

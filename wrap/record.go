@@ -10,7 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
+	"slices"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types/create"
@@ -50,6 +50,10 @@ type record struct {
 
 	PrevResult json.RawMessage `json:"prevResult,omitempty"` // from the runtime
 	Delegates  []recorded      `json:"delegates,omitempty"`
+
+	// Others are the records of the same attachment for further lockwrap
+	// entries of the list.
+	Others []*record `json:"others,omitempty"`
 }
 
 // recorded is one delegate's part: what its ADD got, but for prevResult, which
@@ -61,10 +65,9 @@ type recorded struct {
 }
 
 // recordPath names a record's file. ":" can't be in a network name, a container
-// id or an interface name, so two attachments never share a file; and neither do
-// two lockwrap entries of one list.
-func recordPath(stateDir, network, container, ifName string, delegates []string) string {
-	name := strings.Join([]string{network, container, ifName, strings.Join(delegates, "+")}, ":")
+// id or an interface name, so two attachments never share a file.
+func recordPath(stateDir, network, container, ifName string) string {
+	name := network + ":" + container + ":" + ifName
 	if len(name) > 200 { // a file name has at most 255 bytes
 		name = fmt.Sprintf("%x", sha256.Sum256([]byte(name)))
 	}
@@ -72,7 +75,7 @@ func recordPath(stateDir, network, container, ifName string, delegates []string)
 }
 
 func (r *record) path(stateDir string) string {
-	return recordPath(stateDir, r.Network, r.Container, r.IfName, r.Types)
+	return recordPath(stateDir, r.Network, r.Container, r.IfName)
 }
 
 // readRecord returns nil, nil if there is no record, and an error for one that
@@ -97,25 +100,48 @@ func parseRecord(data []byte) (*record, error) {
 	if err := json.Unmarshal(data, r); err != nil {
 		return nil, err
 	}
-	if r.Version != recordVersion {
-		return nil, fmt.Errorf("it has format %d, this lockwrap writes and reads format %d", r.Version, recordVersion)
+	for _, each := range append([]*record{r}, r.Others...) {
+		switch {
+		case each == nil:
+			return nil, errors.New("a part of it is empty")
+		case each.Version != recordVersion:
+			return nil, fmt.Errorf("it has format %d, this lockwrap writes and reads format %d", each.Version, recordVersion)
+		case !slices.Contains([]string{stateAdding, stateAdded, stateDeleting, stateUndone}, each.State):
+			return nil, fmt.Errorf("it has the unknown state %q", each.State)
+		}
 	}
-	switch r.State {
-	case stateAdding, stateAdded, stateDeleting, stateUndone:
-		return r, nil
-	}
-	return nil, fmt.Errorf("it has the unknown state %q", r.State)
+	return r, nil
 }
 
-// loadRecord reads the record of an attachment, which want names.
-func loadRecord(stateDir string, want *record) (*record, error) {
+// loadRecord reads the record of the attachment that want names: want's own, nil
+// if there is none, and those of the other lockwrap entries of the list. An
+// entry is known by its delegates; after the list has been edited, by one that
+// it has kept, unless that record is a sibling's.
+func loadRecord(stateDir string, want *record, isSibling func(*record) bool) (own *record, others []*record, err error) {
 	path := want.path(stateDir)
-	r, err := readRecord(path)
-	if err == nil && r != nil && r.path(stateDir) != path {
-		return nil, fmt.Errorf("%q is the record of another attachment (network %q, container %q, interface %q, delegates %q)",
-			path, r.Network, r.Container, r.IfName, r.Types)
+	head, err := readRecord(path)
+	if err != nil || head == nil {
+		return nil, nil, err
 	}
-	return r, err
+	if head.path(stateDir) != path {
+		return nil, nil, fmt.Errorf("%q is the record of another attachment (network %q, container %q, interface %q)",
+			path, head.Network, head.Container, head.IfName)
+	}
+	all := append([]*record{head}, head.Others...)
+	head.Others = nil
+	i := slices.IndexFunc(all, func(r *record) bool { return slices.Equal(r.Types, want.Types) })
+	if i < 0 {
+		i = slices.IndexFunc(all, func(r *record) bool {
+			return !isSibling(r) && slices.ContainsFunc(r.Types, func(t string) bool { return slices.Contains(want.Types, t) })
+		})
+	}
+	if i < 0 {
+		return nil, all, nil
+	}
+	own = all[i]
+	others = slices.Delete(all, i, i+1)
+	own.Others = others
+	return own, others, nil
 }
 
 // save writes the record so that a reader sees the old one or the new one. It
@@ -140,7 +166,13 @@ func (r *record) save(stateDir string) error {
 	return os.Rename(temp, path)
 }
 
+// remove removes the record; those of other entries stay.
 func (r *record) remove(stateDir string) error {
+	if len(r.Others) > 0 {
+		head := *r.Others[0]
+		head.Others = r.Others[1:]
+		return head.save(stateDir)
+	}
 	err := os.Remove(r.path(stateDir))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

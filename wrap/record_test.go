@@ -30,7 +30,7 @@ func TestRecord_roundTrip(t *testing.T) {
 	if err := want.save(dir); err != nil {
 		t.Fatal(err)
 	}
-	got, err := loadRecord(dir, testRecord())
+	got, _, err := loadRecord(dir, testRecord(), noSibling)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,11 +52,77 @@ func TestRecord_roundTrip(t *testing.T) {
 	if err := want.remove(dir); err != nil {
 		t.Errorf("removing it twice: %v", err)
 	}
-	if got, err := loadRecord(dir, testRecord()); got != nil || err != nil {
+	if got, _, err := loadRecord(dir, testRecord(), noSibling); got != nil || err != nil {
 		t.Errorf("after the removal there is %v, %v", got, err)
 	}
 	if left, _ := os.ReadDir(filepath.Join(dir, "attachments")); len(left) > 0 {
 		t.Errorf("left %v", left)
+	}
+}
+
+func noSibling(*record) bool { return false }
+
+// Two lockwrap entries in one list share a file and leave each other alone.
+func TestRecord_others(t *testing.T) {
+	dir := t.TempDir()
+	types := func(types ...string) *record {
+		r := testRecord()
+		r.Types = types
+		return r
+	}
+	load := func(isSibling func(*record) bool, want ...string) (*record, []*record) {
+		t.Helper()
+		own, others, err := loadRecord(dir, types(want...), isSibling)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return own, others
+	}
+	if err := types("a", "b").save(dir); err != nil {
+		t.Fatal(err)
+	}
+	own, others := load(noSibling, "c")
+	if own != nil || len(others) != 1 {
+		t.Fatalf("c has %v beside %v", own, others)
+	}
+	second := types("c")
+	second.Others = others
+	if err := second.save(dir); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		want  []string
+		found []string
+	}{
+		{[]string{"a", "b"}, []string{"a", "b"}},
+		{[]string{"c"}, []string{"c"}},
+		{[]string{"x", "b"}, []string{"a", "b"}}, // the list has been edited
+		{[]string{"x"}, nil},
+	} {
+		own, others := load(noSibling, tt.want...)
+		if own == nil {
+			own = &record{}
+		}
+		if !cmp.Equal(own.Types, tt.found) || len(others) != 1 && tt.found != nil {
+			t.Errorf("%v found %v beside %d others", tt.want, own.Types, len(others))
+		}
+	}
+	if own, _ := load(func(*record) bool { return true }, "x", "b"); own != nil {
+		t.Errorf("took the sibling %v for our own", own.Types)
+	}
+	own, _ = load(noSibling, "c")
+	if err := own.remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	own, others = load(noSibling, "a", "b")
+	if own == nil || len(others) > 0 {
+		t.Fatalf("after the removal of c: %v beside %v", own, others)
+	}
+	if err := own.remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(own.path(dir)); err == nil {
+		t.Error("the file is left")
 	}
 }
 
@@ -71,6 +137,7 @@ func TestRecord_damaged(t *testing.T) {
 		{"null", `null`},
 		{"future version", `{"version": 2, "state": "added"}`},
 		{"unknown state", `{"version": 1, "state": "paused"}`},
+		{"empty part", `{"version": 1, "state": "added", "others": [null]}`},
 		{"of another attachment", string(mustMarshal(foreign))},
 	}
 	for _, tt := range tests {
@@ -83,7 +150,7 @@ func TestRecord_damaged(t *testing.T) {
 			if err := os.WriteFile(path, []byte(tt.content), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if r, err := loadRecord(dir, testRecord()); r != nil || err == nil {
+			if r, _, err := loadRecord(dir, testRecord(), noSibling); r != nil || err == nil {
 				t.Errorf("got %v, %v; want nil and an error", r, err)
 			}
 		})
@@ -94,12 +161,11 @@ func TestRecordPath(t *testing.T) {
 	long := strings.Repeat("x", 200)
 	paths := map[string]string{}
 	for name, path := range map[string]string{
-		"a dash in the network":      recordPath("/s", "a-b", "c", "eth0", []string{"bridge"}),
-		"a dash in the container":    recordPath("/s", "a", "b-c", "eth0", []string{"bridge"}),
-		"another interface":          recordPath("/s", "a", "b-c", "eth1", []string{"bridge"}),
-		"another entry of the list":  recordPath("/s", "a", "b-c", "eth0", []string{"portmap"}),
-		"long":                       recordPath("/s", long, long, "eth0", nil),
-		"long and another interface": recordPath("/s", long, long, "eth1", nil),
+		"a dash in the network":      recordPath("/s", "a-b", "c", "eth0"),
+		"a dash in the container":    recordPath("/s", "a", "b-c", "eth0"),
+		"another interface":          recordPath("/s", "a", "b-c", "eth1"),
+		"long":                       recordPath("/s", long, long, "eth0"),
+		"long and another interface": recordPath("/s", long, long, "eth1"),
 	} {
 		if other := paths[path]; other != "" {
 			t.Errorf("%q and %q share %s", name, other, path)

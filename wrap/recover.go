@@ -6,18 +6,24 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 )
 
 // loadRecord finds what is known of the call's attachment. A record that can't
 // be used is as good as none.
-func (c *call) loadRecord() *record {
-	r, err := loadRecord(c.conf.StateDir, c.newRecord())
+func (c *call) loadRecord() (old *record) {
+	old, others, err := loadRecord(c.conf.StateDir, c.newRecord(), func(r *record) bool {
+		// The entry before us in the list has just been added.
+		return c.verb == "ADD" && r.State == stateAdded && sameJSON(r.lastResult(), c.conf.prevResult)
+	})
 	if err != nil {
 		c.log.Warn("ignoring the attachment's record", "err", err)
 	}
-	return r
+	c.others = others
+	return old
 }
 
 // recoverAttachment makes an ADD start from nothing: what an ADD or a DEL that
@@ -91,19 +97,20 @@ func (c *call) dropRecords(ctx context.Context) {
 	}
 	paths, _ := filepath.Glob(filepath.Join(c.conf.StateDir, "attachments", "*.json"))
 	for _, path := range paths {
-		r, err := readRecord(path)
+		head, err := readRecord(path)
 		if err != nil {
 			c.log.Warn("leaving a record that cannot be read", "err", err)
 			continue
 		}
-		if r == nil || r.Network != c.conf.Name || valid[attachment{r.Container, r.IfName}] {
+		if head == nil || head.Network != c.conf.Name || valid[attachment{head.Container, head.IfName}] {
 			continue
 		}
-		if r.State == stateAdding {
-			c.removeLeftovers(ctx, r)
-			continue
+		for _, r := range append([]*record{head}, head.Others...) {
+			if r.State == stateAdding {
+				c.removeLeftovers(ctx, r)
+			}
 		}
-		if err := os.Remove(path); err != nil {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			c.log.Warn("cannot remove a record", "err", err)
 		}
 	}
@@ -151,6 +158,7 @@ func (c *call) newRecord() *record {
 		Args:       c.args.Args,
 		CNIVersion: c.conf.CNIVersion,
 		PrevResult: c.conf.prevResult,
+		Others:     c.others,
 	}
 	for _, d := range c.conf.Delegates {
 		r.Types = append(r.Types, d.Type)
