@@ -84,6 +84,9 @@ func lockHost(ctx context.Context, path string, timeout time.Duration, n note) (
 var errLockTimeout = errors.New("lock timeout")
 
 func openAndLock(ctx context.Context, path string) (*flock.Flock, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
 	// Any other user who can open the file could lock it and stop the service.
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err

@@ -79,7 +79,10 @@ func TestLockHost_givesUp(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	held := mustLock(t, path)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(errCallerGone)
+	go func() {
+		awaitWaiters(path, 1)
+		cancel(errCallerGone)
+	}()
 	if _, err := lockHost(ctx, path, time.Minute, note{}); err == nil || err.Code != errOther {
 		t.Fatalf("got %v, want code %d", err, errOther)
 	}
