@@ -46,7 +46,7 @@ func Main() (exitCode int) {
 	environ := os.Environ()
 	// A runtime that died leaves broken pipes. A log line must not end a call
 	// half-way, so writing to them is an error and not a signal.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	// After an ADD, skel checks that CNI_NETNS is not its own namespace and
 	// would print an error behind the result. The delegates check it for
 	// themselves; they get the environment as it was.
@@ -116,11 +116,21 @@ func serve(name string, steps func(*call, context.Context) error, args *skel.Cmd
 func stoppable(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	go func() {
 		cancel(fmt.Errorf("%w: %v", errStopped, <-signals))
 	}()
 	return ctx, func() { cancel(nil) }
+}
+
+// notify relays signals, but for those that the runtime has told us to ignore:
+// the delegates inherit that, as they would in the bare list.
+func notify(c chan<- os.Signal, signals ...os.Signal) {
+	for _, sig := range signals {
+		if !signal.Ignored(sig) {
+			signal.Notify(c, sig)
+		}
+	}
 }
 
 // takeLock waits for the host's lock. A lockwrap above this one that holds it

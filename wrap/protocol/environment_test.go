@@ -5,6 +5,8 @@ package protocol
 import (
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -64,4 +66,30 @@ func TestADD_ownNamespace(t *testing.T) {
 	decode(t, a.stdout)
 	h.call(call{verb: "DEL", conf: conf, env: env}).ok(t)
 	wantOrder(t, h.calls(), "ADD a, DEL a")
+}
+
+// TestADD_ignoredSignals: what the runtime ignores, its plugins ignore, bare and wrapped.
+func TestADD_ignoredSignals(t *testing.T) {
+	t.Parallel()
+	for _, signals := range []string{"INT", "PIPE", "HUP QUIT", "USR1"} {
+		t.Run(signals, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t, "a")
+			run := func(program string) {
+				t.Helper()
+				cmd := exec.Command("sh", "-c", `trap "" $1; exec "$0"`, program, signals)
+				cmd.Env, cmd.Stdin = h.environ(call{verb: "ADD"}), strings.NewReader(h.conf("1.0.0", nil, entry{"type": "a"}))
+				if out, err := cmd.CombinedOutput(); err != nil {
+					t.Fatalf("%v: %s", err, out)
+				}
+			}
+			run(filepath.Join(h.bin, "a"))
+			run(lockwrapBin)
+			calls := h.calls()
+			wantOrder(t, calls, "ADD a, ADD a")
+			if d := cmp.Diff(calls[0].Status, calls[1].Status); d != "" {
+				t.Errorf("bare (-) and wrapped (+):\n%s", d)
+			}
+		})
+	}
 }
