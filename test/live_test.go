@@ -237,12 +237,7 @@ func TestLive_tablesFlushed(t *testing.T) {
 		ok(t, h.Wrapped(h.Usual()...))
 		first, second := newContainer(t, h), newContainer(t, h)
 		must(t, "the first ADD", h.Add(first))
-		for _, cmd := range []string{"iptables", "ip6tables"} {
-			for _, table := range []string{"filter", "nat"} {
-				must(t, "flush", h.Exec(cmd+"-"+h.Backend, "-t", table, "-F"))
-				must(t, "delete chains", h.Exec(cmd+"-"+h.Backend, "-t", table, "-X"))
-			}
-		}
+		ok(t, h.Flush())
 		must(t, "the second ADD", h.Add(second))
 		if diff := cmp.Diff(want, stateOf(t, h).SharedRules()); diff != "" {
 			t.Errorf("shared rules (-want +got):\n%s", diff)

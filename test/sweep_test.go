@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -14,64 +15,69 @@ import (
 	"github.com/lockwrap/lockwrap/test/rig"
 )
 
-// sweepFault counts the iptables calls of one delegate ($TARGET) and breaks call number $AT as $KIND says.
+// sweepFault counts the iptables calls of one delegate ($TARGET), or only those of one family ($COUNT), and breaks call
+// number $AT as $KIND says.
 const sweepFault = `
 if [ "$caller" = "$TARGET" ]; then
-	read -r n <"$dir/calls"
-	n=$((n+1))
-	echo $n >"$dir/calls"
-	if [ $n = $AT ]; then
-		case $KIND in
-		fail) echo "iptables: made to fail." >&2; exit 4 ;;
-		kill-before) kill -9 $PPID; exit 1 ;;
-		kill-after) "$real" "$@"; kill -9 $PPID; exit ;;
-		esac
-	fi
+	case ${0##*/} in $COUNT)
+		read -r n <"$dir/calls"
+		n=$((n+1))
+		echo $n >"$dir/calls"
+		if [ $n = $AT ]; then
+			case $KIND in
+			fail) echo "iptables: made to fail." >&2; exit 4 ;;
+			kill-before) kill -9 $PPID; exit 1 ;;
+			kill-after) "$real" "$@"; kill -9 $PPID; exit ;;
+			esac
+		fi
+	esac
 fi`
 
-// A fault is one broken call.
-type fault struct {
+// A sweep is one delegate of a list, one kind of fault, and a host to try it on at every call.
+type sweep struct {
 	target, kind string
-	at           int
+	h            *rig.Host
+	c            *rig.Container
+	env          []string
 }
-
-func (f fault) env() []string {
-	return []string{"TARGET=" + f.target, "KIND=" + f.kind, "AT=" + strconv.Itoa(f.at)}
-}
-
-var sweptPlugins = []string{"bridge", "firewall", "portmap"}
 
 // A sweepList is a list and how it is swept.
 type sweepList struct {
 	set   rig.Set
-	dual  bool // with IPv6 too, which doubles both the points and the time of each
+	dual  bool   // with IPv6 too, where each point takes twice the time
+	count string // the calls that count
 	kinds []string
 }
 
-// sweepLists are swept by default: every call of both plugin sets in IPv4 with every kind of fault but one, which the
-// newest set gets with two families. SWEEP=full takes every kind for both sets with two families, in half an hour.
-func sweepLists() []sweepList {
-	all := []string{"fail", "kill-before", "kill-after"}
-	if os.Getenv("SWEEP") == "full" {
-		return []sweepList{{rig.Old, true, all}, {rig.New, true, all}}
+var (
+	allKinds = []string{"fail", "kill-before", "kill-after"}
+
+	// In IPv6 the plugins do what they have just done in IPv4, so by default it is swept with one kind of fault.
+	addSweeps = []sweepList{
+		{rig.Old, false, "*", allKinds}, {rig.New, false, "*", allKinds}, {rig.New, true, "ip6tables", allKinds[2:]},
 	}
-	return []sweepList{{rig.Old, false, all}, {rig.New, false, all[:2]}, {rig.New, true, all[2:]}}
-}
+	delSweeps = []sweepList{{rig.Old, false, "*", allKinds[:1]}, {rig.New, false, "*", allKinds}}
+	// SWEEP=full makes TestSweep_ADD and TestSweep_DEL take these.
+	fullSweeps = []sweepList{{rig.Old, true, "*", allKinds}, {rig.New, true, "*", allKinds}}
+)
 
 // Every iptables call that a delegate makes during ADD is made to fail, and the delegate is killed before and after
-// it. Whatever happens, a failed ADD leaves nothing, and the next one succeeds.
+// it. Whatever happens, a failed ADD leaves nothing, and the next one is not in its way: it gets as far as the next
+// call, and the last one succeeds.
 func TestSweep_ADD(t *testing.T) {
-	sweep(t, func(t *testing.T, h *rig.Host, c *rig.Container, f fault) int {
-		plain := h.WithoutIPTables()
-		run := h.Tool("add", c, f.env()...)
-		calls := callsMade(t, h)
+	eachSweep(t, addSweeps, func(t *testing.T, s *sweep, at int) (calls int) {
+		h, c := s.h, s.c
+		ok(t, h.Flush())
+		run := h.Tool("add", c, s.at(t, at)...)
+		calls = s.calls(t)
 		if !run.OK() {
 			mustBeClean(t, h, c, "after the failed ADD")
-			if run := h.Tool("add", c, plain); !run.OK() {
-				t.Errorf("the next ADD: %v", run)
+			if want := fmt.Sprintf("plugin type=%q failed (add)", s.target); !strings.Contains(run.String(), want) || calls < at {
+				t.Errorf("ADD failed for another reason: %v", run)
 			}
+			return calls
 		}
-		if run := h.Tool("del", c, plain); !run.OK() {
+		if run := h.Tool("del", c, h.WithoutIPTables()); !run.OK() {
 			t.Errorf("DEL: %v", run)
 		}
 		mustBeGone(t, h, "after DEL")
@@ -82,42 +88,54 @@ func TestSweep_ADD(t *testing.T) {
 // The same during a DEL for which the runtime has neither the result of the ADD nor the host ports. It may fail if
 // it says so; once it has succeeded nothing is left.
 func TestSweep_DEL(t *testing.T) {
-	sweep(t, func(t *testing.T, h *rig.Host, c *rig.Container, f fault) int {
+	eachSweep(t, delSweeps, func(t *testing.T, s *sweep, at int) int {
+		h, c := s.h, s.c
 		plain := h.WithoutIPTables()
 		if run := h.Tool("add", c, plain); !run.OK() {
-			t.Errorf("ADD: %v", run)
+			t.Fatalf("ADD: %v", run)
 		}
 		ok(t, h.Forget(c))
-		run := h.Tool("del", c, append(f.env(), "CAP_ARGS=")...)
-		calls := callsMade(t, h)
+		run := h.Tool("del", c, append(s.at(t, at), "CAP_ARGS=")...)
+		calls := s.calls(t)
 		if !run.OK() {
 			if run := h.Tool("del", c, plain, "CAP_ARGS="); !run.OK() {
 				t.Errorf("the next DEL: %v", run)
 			}
+		}
+		if s.target == "bridge" {
+			// It deletes the link first, and then only the link leads to its masquerade rules: once it has failed
+			// there, no DEL removes them.
+			onlyMasquerade(t, h)
+			ok(t, h.Flush())
 		}
 		mustBeGone(t, h, "after DEL")
 		return calls
 	})
 }
 
-// sweep calls one for every fault point, on a cold host each, until it made fewer calls than the point's number.
-func sweep(t *testing.T, one func(*testing.T, *rig.Host, *rig.Container, fault) int) {
+// eachSweep calls one for call 1, 2, ... of every delegate until it made fewer calls than that.
+func eachSweep(t *testing.T, lists []sweepList, one func(t *testing.T, s *sweep, at int) (calls int)) {
+	if os.Getenv("SWEEP") == "full" {
+		lists = fullSweeps
+	}
 	var points atomic.Int64
 	t.Run("points", func(t *testing.T) {
-		for _, list := range sweepLists() {
-			for _, target := range sweptPlugins {
+		for _, list := range lists {
+			for _, target := range []string{"bridge", "firewall", "portmap"} {
 				for _, kind := range list.kinds {
-					name := fmt.Sprintf("%s/%s/%s", list.set.Name, target, kind)
+					family := "IPv4"
 					if list.dual {
-						name += "/dual stack"
+						family = "dual stack"
 					}
-					t.Run(name, func(t *testing.T) {
+					t.Run(fmt.Sprintf("%s/%s/%s/%s", list.set.Name, family, target, kind), func(t *testing.T) {
 						t.Parallel()
-						at := 1
-						for !t.Failed() && sweepPoint(t, list, fault{target, kind, at}, one) >= at {
-							at++
+						s := newSweep(t, list, target, kind)
+						for at := 1; one(t, s, at) >= at; at++ {
+							if t.Failed() {
+								t.Fatalf("that was call %d of %s, %s", at, target, kind)
+							}
+							points.Add(1)
 						}
-						points.Add(int64(at - 1))
 					})
 				}
 			}
@@ -129,31 +147,35 @@ func sweep(t *testing.T, one func(*testing.T, *rig.Host, *rig.Container, fault) 
 	fmt.Printf("%s: %d fault points\n", t.Name(), points.Load())
 }
 
-func sweepPoint(t *testing.T, list sweepList, f fault, one func(*testing.T, *rig.Host, *rig.Container, fault) int) int {
+func newSweep(t *testing.T, list sweepList, target, kind string) *sweep {
 	t.Helper()
 	h := newHost(t, list.set, rig.NFT)
-	defer h.Close()
 	ok(t, h.IPTables(sweepFault))
 	plugins := h.Usual()
 	if list.dual {
 		plugins = h.Dual()
 	}
 	ok(t, h.Wrapped(plugins...))
-	ok(t, os.WriteFile(filepath.Join(h.Dir, "calls"), []byte("0\n"), 0o600))
 	c := newContainer(t, h)
 	c.Ports = `{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}`
-	calls := one(t, h, c, f)
-	if t.Failed() {
-		t.Errorf("that was call %d of %s, %s", f.at, f.target, f.kind)
-	}
-	return calls
+	return &sweep{target, kind, h, c, []string{"TARGET=" + target, "KIND=" + kind, "COUNT=" + list.count}}
 }
 
-func callsMade(t *testing.T, h *rig.Host) int {
+// at is the environment that breaks that call.
+func (s *sweep) at(t *testing.T, at int) []string {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(h.Dir, "calls"))
+	ok(t, os.WriteFile(s.file(), []byte("0\n"), 0o600))
+	return append(slices.Clone(s.env), "AT="+strconv.Itoa(at))
+}
+
+// calls is how many calls that counted were made since.
+func (s *sweep) calls(t *testing.T) int {
+	t.Helper()
+	data, err := os.ReadFile(s.file())
 	ok(t, err)
 	n, err := strconv.Atoi(strings.TrimSpace(string(data)))
 	ok(t, err)
 	return n
 }
+
+func (s *sweep) file() string { return filepath.Join(s.h.Dir, "calls") }

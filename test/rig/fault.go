@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 )
 
@@ -56,6 +57,22 @@ func (h *Host) IPTables(script string) error {
 // WithoutIPTables is the environment variable that leaves the script out of one run.
 func (h *Host) WithoutIPTables() string {
 	return "PATH=" + filepath.Join(h.Dir, "bin") + ":" + os.Getenv("PATH")
+}
+
+// Flush removes all rules and chains, as a restart of firewalld does.
+func (h *Host) Flush() error {
+	for _, cmd := range []string{"iptables", "ip6tables"} {
+		path, err := exec.LookPath(cmd + "-" + h.Backend + "-restore")
+		if err != nil {
+			return fmt.Errorf("%w: %w", errPackage, err)
+		}
+		restore := exec.Command(path)
+		restore.Stdin = strings.NewReader("*filter\nCOMMIT\n*nat\nCOMMIT\n")
+		if run := h.Cmd(restore); !run.OK() {
+			return fmt.Errorf("%s-restore: %v", cmd, run)
+		}
+	}
+	return nil
 }
 
 func writeScript(path, text string) error {

@@ -44,6 +44,7 @@ func (g generator) trial() trial {
 	}
 	tr.list.delegates = g.entries(names...)
 	if g.chance(5) && len(names) > 1 { // the same plugin twice in one list
+		delete(tr.list.delegates[1], "Type")
 		tr.list.delegates[1]["type"] = "a"
 	}
 	if g.chance(25) {
