@@ -7,6 +7,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/lockwrap/lockwrap/conflist"
 	"github.com/lockwrap/lockwrap/wrap"
@@ -37,6 +38,9 @@ func main() {
 }
 
 func command(verb string, args []string) (exitCode int) {
+	if len(args) > 0 && strings.HasPrefix(args[0], "-") {
+		verb = "" // there are no flags yet
+	}
 	changes := map[string]func([]byte) ([]byte, error){"wrap": conflist.Wrap, "unwrap": conflist.Unwrap}
 	switch change := changes[verb]; {
 	case verb == "help", verb == "-h", verb == "--help":

@@ -72,10 +72,18 @@ func Wrap(list []byte) ([]byte, error) {
 		fmt.Fprintf(&head, "}%s", comma)
 	}
 	fmt.Fprintf(&head, `"delegates"%s[`, colon)
-	return slices.Concat(
+	return loadable(slices.Concat(
 		list[:plugins.inner.start], head.Bytes(),
 		list[plugins.inner.start:plugins.inner.end],
-		[]byte("]}"), list[plugins.inner.end:]), nil
+		[]byte("]}"), list[plugins.inner.end:]))
+}
+
+// loadable gives out a new list only if libcni would load it.
+func loadable(list []byte) ([]byte, error) {
+	if _, err := libcni.NetworkConfFromBytes(list); err != nil {
+		return nil, fmt.Errorf("the outcome would be of no use: %w", err)
+	}
+	return list, nil
 }
 
 // Unwrap is the inverse of Wrap: for every list that Wrap accepts,
@@ -95,12 +103,15 @@ func Unwrap(list []byte) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
+		if len(bytes.TrimSpace(list[delegates.start:delegates.end])) == 0 {
+			return nil, errors.New(`"delegates" is empty; lockwrap must contain the plugins it wraps`)
+		}
 		out = slices.Concat(out[:p.at.start], list[delegates.start:delegates.end], out[p.at.end:])
 	}
 	if bytes.Equal(out, list) {
 		return nil, fmt.Errorf("no lockwrap entry, %w", ErrNothingToDo)
 	}
-	return out, nil
+	return loadable(out)
 }
 
 // span is a part of a file.

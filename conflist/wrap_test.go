@@ -58,6 +58,15 @@ func TestUnwrap_byHand(t *testing.T) {
 	}
 }
 
+func TestUnwrap_refuses(t *testing.T) {
+	for _, delegates := range []string{`[]`, `[ ]`, `[{}]`, `{}`} {
+		list := `{"name": "a", "plugins": [{"type": "lockwrap", "delegates": ` + delegates + `}, {"type": "b"}]}`
+		if out, err := Unwrap([]byte(list)); err == nil {
+			t.Errorf("%s gives %s", list, out)
+		}
+	}
+}
+
 func TestNothingToDo(t *testing.T) {
 	if _, err := Wrap([]byte(`{"name": "a", "plugins": [{"type": "lockwrap", "delegates": [{"type": "b"}]}]}`)); !errors.Is(err, ErrNothingToDo) {
 		t.Errorf("Wrap of a wrapped list: %v", err)

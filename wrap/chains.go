@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strconv"
@@ -40,8 +41,10 @@ type Chain struct {
 // Limits of pre-creation. It must not hold up a call for long: the delegates
 // create the chains anyhow.
 const (
-	xtablesWait  = 2 * time.Second // for the xtables lock, for each iptables call
-	chainsBudget = 3 * xtablesWait // for all of it
+	xtablesWait = 2 * time.Second // for the xtables lock, for each iptables call
+	// For all of it in one call. An iptables that hangs longer is left behind:
+	// go-iptables has no way to stop it, and an empty chain does no harm.
+	chainsBudget = 3 * xtablesWait
 )
 
 // chainNames are names that iptables takes for a chain and not for an option.
@@ -66,8 +69,8 @@ func (c *NetConf) takeChains(raw json.RawMessage) error {
 }
 
 // sharedChains returns the shared chains that one delegate's ADD would create,
-// from its configuration (table 3.1 of the CNI semantics, read and measured for
-// v0.8.2 to v1.10.0). Never another owner's chain: an empty one would hide that
+// from its configuration, as read in and measured with the reference plugins
+// v0.8.2 to v1.10.0. Never another owner's chain: an empty one would hide that
 // the owner has not made it (cri-o#6772).
 func sharedChains(pluginType string, config map[string]json.RawMessage) []Chain {
 	var conf struct {
@@ -138,6 +141,8 @@ type chainKeeper struct {
 	needs []chainNeed
 	known families // of the addresses that the delegates will give out
 	jobs  map[chainJob]chan struct{}
+
+	deadline time.Time
 }
 
 // chainNeed is a chain and the first delegate that uses it.
@@ -154,9 +159,9 @@ type chainJob struct {
 
 // precreateChains starts to make the chains that the delegates share with
 // others, each for the address families that the delegates' IPAM configuration
-// tells. awaitChains finishes it.
+// tells. await and finish wait for it.
 func (c *call) precreateChains() *chainKeeper {
-	k := &chainKeeper{log: c.log, jobs: map[chainJob]chan struct{}{}}
+	k := &chainKeeper{log: c.log, jobs: map[chainJob]chan struct{}{}, deadline: time.Now().Add(chainsBudget)}
 	for _, chain := range c.conf.Chains {
 		k.needs = append(k.needs, chainNeed{chain, 0})
 	}
@@ -207,7 +212,11 @@ func (k *chainKeeper) start(f families) {
 			k.jobs[job] = done
 			go func() {
 				defer close(done)
-				if err := ensureChains(client, table, names); err != nil {
+				err := ensureChains(client, table, names)
+				switch {
+				case errors.Is(err, exec.ErrNotFound):
+					k.log.Debug("no chains pre-created", "table", table, "err", err) // the delegates may not need it
+				case err != nil:
 					k.log.Warn("cannot pre-create chains; the delegates will try", "table", table, "chains", names, "err", err)
 				}
 			}()
@@ -242,7 +251,7 @@ func (k *chainKeeper) finish() { k.wait(tables) }
 // wait waits for the work on some tables. A hanging iptables must not hang the
 // call: the delegates have a time limit.
 func (k *chainKeeper) wait(tables []string) {
-	limit := time.After(chainsBudget)
+	limit := time.After(time.Until(k.deadline))
 	for job, done := range k.jobs {
 		if !slices.Contains(tables, job.table) {
 			continue

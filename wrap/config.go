@@ -9,8 +9,10 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -87,10 +89,10 @@ func setDuration(dst *time.Duration, raw json.RawMessage) error {
 
 func setLevel(dst *slog.Level, raw json.RawMessage) error {
 	var s string
-	if err := json.Unmarshal(raw, &s); err != nil || dst.UnmarshalText([]byte(s)) != nil {
+	if err := json.Unmarshal(raw, &s); err != nil || !slices.Contains([]string{"debug", "info", "warn", "error"}, s) {
 		return errors.New(`not one of "debug", "info", "warn", "error"`)
 	}
-	return nil
+	return dst.UnmarshalText([]byte(s))
 }
 
 // readHostConfig overlays the host's configuration file. Only the default file
@@ -111,7 +113,8 @@ func (s *settings) readHostConfig(environ []string) error {
 	if err := json.Unmarshal(data, &keys); err != nil || keys == nil {
 		return configError("%s: not a JSON object: %w", path, err)
 	}
-	for key, raw := range keys {
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
+		raw := keys[key]
 		known, err := s.set(key, raw)
 		switch {
 		case err != nil:
@@ -161,7 +164,8 @@ func parse(stdin []byte, environ []string) (*NetConf, error) {
 	if err := json.Unmarshal(keys["name"], &conf.Name); err != nil {
 		return nil, configError("%q: %s is not a string", "name", excerpt(keys["name"]))
 	}
-	for key, raw := range keys {
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
+		raw := keys[key]
 		if err := conf.take(key, raw); err != nil {
 			return nil, configError("network %q: %q: %s is %w", conf.Name, key, excerpt(raw), err)
 		}
@@ -196,7 +200,9 @@ func (c *NetConf) take(key string, raw json.RawMessage) error {
 	case key == "args":
 		// Multus puts args, deviceID and pciBusID into each plugin of a list
 		// (multus-cni, pkg/types/conf.go), so the delegates get them.
-		c.args = raw
+		if string(raw) != "null" {
+			c.args = raw
+		}
 		return nil
 	case key == "deviceID", key == "pciBusID", strings.HasPrefix(key, "cni.dev/"):
 		c.passed[key] = raw
@@ -243,9 +249,9 @@ func (c *NetConf) takeDelegates(raw json.RawMessage) error {
 // work (multus-cni#544). A capability that was passed has been declared.
 func (c *NetConf) checkCapabilities() error {
 	for _, d := range c.Delegates {
-		for name, wanted := range d.capabilities {
+		for _, name := range slices.Sorted(maps.Keys(d.capabilities)) {
 			_, passed := c.runtimeConfig[name]
-			if wanted && !c.Capabilities[name] && !passed {
+			if d.capabilities[name] && !c.Capabilities[name] && !passed {
 				return ownError(types.ErrInvalidNetworkConfig,
 					`add it to "capabilities" of the lockwrap entry, or run "lockwrap unwrap" and "lockwrap wrap" on the list`,
 					"network %q: capability %q of delegate %q is missing from the lockwrap entry: the runtime would not pass it",

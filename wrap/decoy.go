@@ -24,14 +24,16 @@ func masquerades(pluginType string, config map[string]json.RawMessage) bool {
 }
 
 // withDecoy gives the DEL of a delegate that masquerades a namespace to look
-// into, in place of one that is gone: one with nothing but an interface of the
-// recorded name and addresses. It goes away when done is called.
+// into if its own, or the interface in it, is gone: one with nothing but an
+// interface of the recorded name and addresses. It goes away when done is
+// called.
 func (c *call) withDecoy(r *record, pluginType string, config map[string]json.RawMessage, env environment) (_ environment, done func()) {
 	netns, _ := lookupEnv(env, "CNI_NETNS")
 	addrs := resultAddresses(r.lastResult())
-	present, _ := hasInterface(netns, r.IfName)
-	isGone := r.NetNSID != netnsID{} && !identifyNetNS(netns).maybe(r.NetNSID) && !present
-	if !isGone || len(addrs) == 0 || !masquerades(pluginType, config) {
+	if r.NetNSID == (netnsID{}) || len(addrs) == 0 || !masquerades(pluginType, config) {
+		return env, func() {}
+	}
+	if present, _ := hasInterface(netns, r.IfName); present {
 		return env, func() {}
 	}
 	path, done, err := newDecoy(r.IfName, addrs)

@@ -60,17 +60,14 @@ func (d *delegate) String() string {
 // lockwrap itself: a link of the delegate's name that leads back here would
 // wait for its own lock for ever. The error is in libcni's words.
 func (d *delegate) path(cniPath string) (string, error) {
-	self, err := os.Stat("/proc/self/exe")
-	if err != nil {
-		return "", err
-	}
+	self, _ := os.Stat("/proc/self/exe")
 	dirs := filepath.SplitList(cniPath)
 	for _, dir := range dirs {
 		path, err := invoke.FindInPath(d.Type, []string{dir})
 		if err != nil {
 			continue
 		}
-		if found, err := os.Stat(path); err == nil && !os.SameFile(found, self) {
+		if found, err := os.Stat(path); err == nil && (self == nil || !os.SameFile(found, self)) {
 			return path, nil
 		}
 	}
@@ -146,24 +143,25 @@ func mergeObjects(own, incoming json.RawMessage, merge func(string, json.RawMess
 }
 
 // exec runs one delegate for a verb that has no result.
-func (c *call) exec(ctx context.Context, d *delegate, config map[string]json.RawMessage, env []string) error {
+func (c *call) exec(ctx context.Context, d *delegate, config map[string]json.RawMessage, env environment) error {
 	path, err := d.path(c.args.Path)
 	if err != nil {
 		return err
 	}
-	return invoke.ExecPluginWithoutResult(ctx, path, mustMarshal(config), environment(env), c.runner(d))
+	_, err = c.runner(d).ExecPlugin(ctx, path, mustMarshal(config), env)
+	return err
 }
 
 // execAdd runs one delegate's ADD. It returns what the delegate printed beside
-// the result read from it by libcni's rules.
-func (c *call) execAdd(ctx context.Context, d *delegate, config map[string]json.RawMessage) (printed []byte, result types.Result, err error) {
+// the result read from it by libcni's rules, and whether it was started at all.
+func (c *call) execAdd(ctx context.Context, d *delegate, config map[string]json.RawMessage) (printed []byte, result types.Result, started bool, err error) {
 	path, err := d.path(c.args.Path)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, false, err
 	}
 	run := c.runner(d)
-	result, err = invoke.ExecPluginWithResult(ctx, path, mustMarshal(config), environment(c.env), run)
-	return run.printed, result, err
+	result, err = invoke.ExecPluginWithResult(ctx, path, mustMarshal(config), c.env, run)
+	return run.printed, result, run.group != 0, err
 }
 
 // environment is a ready environment as libcni wants one.

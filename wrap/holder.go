@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -52,10 +53,16 @@ func lockUsers(path string) (holder int, waiters []int) {
 	if err != nil {
 		return 0, nil
 	}
-	return parseLocks(string(locks), fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino))
+	holder, waiters = parseLocks(string(locks), fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino))
+	if holder == 0 {
+		// btrfs has another device number in stat than in /proc/locks.
+		return parseLocks(string(locks), fmt.Sprintf(":%d", st.Ino))
+	}
+	return holder, waiters
 }
 
-// parseLocks understands proc_pid_locks(5):
+// parseLocks understands proc_pid_locks(5). File is a device and inode as they
+// stand there, or the end of one.
 //
 //	1: FLOCK  ADVISORY  WRITE 4711 00:19:1234 0 EOF
 //	1: -> FLOCK  ADVISORY  WRITE 4712 00:19:1234 0 EOF
@@ -66,7 +73,7 @@ func parseLocks(locks, file string) (holder int, waiters []int) {
 		if waits {
 			fields = fields[1:]
 		}
-		if len(fields) < 6 || fields[1] != "FLOCK" || fields[5] != file {
+		if len(fields) < 6 || fields[1] != "FLOCK" || !strings.HasSuffix(fields[5], file) {
 			continue
 		}
 		pid, err := strconv.Atoi(fields[4])
@@ -86,7 +93,11 @@ func describeHolder(path string, pid int) string {
 	what := command(pid)
 	since := time.Duration(0)
 	if n := readNote(path); n.PID == pid {
-		what = fmt.Sprintf("lockwrap %s, container %s, network %s", n.Verb, n.Container, n.Network)
+		what = "lockwrap " + n.Verb
+		if n.Container != "" {
+			what += ", container " + n.Container
+		}
+		what += ", network " + n.Network
 		since = time.Since(n.Since)
 	} else if p, err := readProcess(pid); err == nil {
 		since = p.age()
@@ -186,6 +197,14 @@ func waitForStragglers(group int, mark string) {
 }
 
 func stragglers(group int, mark string) []int {
+	return slices.DeleteFunc(groupMembers(group), func(pid int) bool {
+		environ, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		return !bytes.Contains(environ, []byte(heldVariable+"="+mark+"\x00"))
+	})
+}
+
+// groupMembers are the processes of a process group, without zombies.
+func groupMembers(group int) []int {
 	var pids []int
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, stat := range stats {
@@ -193,12 +212,7 @@ func stragglers(group int, mark string) []int {
 		if err != nil {
 			continue
 		}
-		p, err := readProcess(pid)
-		if err != nil || p.group != group || p.state == "Z" {
-			continue
-		}
-		environ, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-		if bytes.Contains(environ, []byte(heldVariable+"="+mark+"\x00")) {
+		if p, err := readProcess(pid); err == nil && p.group == group && p.state != "Z" {
 			pids = append(pids, pid)
 		}
 	}

@@ -10,8 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
+	"slices"
 	"syscall"
 	"time"
 
@@ -29,16 +28,13 @@ func heldMark(pid int, path string) string { return fmt.Sprintf("%d:%s", pid, pa
 
 // heldAbove reports whether a lockwrap above this one holds the lock at path. The
 // mark alone does not count: a daemon that a delegate once started carries it
-// for ever, so the kernel and the process tree must agree.
+// for ever. What counts is that an ancestor holds the lock, by whatever path.
 func heldAbove(environ []string, path string) bool {
-	mark, _ := lookupEnv(environ, heldVariable)
-	number, marked, _ := strings.Cut(mark, ":")
-	pid, err := strconv.Atoi(number)
-	if err != nil || marked != path || !isAncestor(pid) {
+	if _, marked := lookupEnv(environ, heldVariable); !marked {
 		return false
 	}
 	holder, _ := lockUsers(path)
-	return holder == pid
+	return holder != 0 && isAncestor(holder)
 }
 
 // hostLock is the lock of the host while it is held.
@@ -88,11 +84,20 @@ func openAndLock(ctx context.Context, path string) (*flock.Flock, error) {
 		return nil, context.Cause(ctx)
 	}
 	// Any other user who can open the file could lock it and stop the service.
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-		return nil, errors.New("it is not a regular file")
+	if info, err := os.Stat(dir); err == nil && filepath.Base(dir) == pluginName && info.Mode().Perm() != 0o700 {
+		_ = os.Chmod(dir, 0o700) // it is ours, unlike /run
+	}
+	if info, err := os.Stat(path); err == nil {
+		switch {
+		case !info.Mode().IsRegular():
+			return nil, errors.New("it is not a regular file")
+		case info.Mode().Perm() != 0o600:
+			_ = os.Chmod(path, 0o600)
+		}
 	}
 	file := flock.New(path, flock.SetPermissions(0o600))
 	locked := make(chan error)
@@ -133,7 +138,8 @@ func timeoutError(path string, waited time.Duration) *types.Error {
 		held = "held by " + describeHolder(path, holder)
 	}
 	return ownError(types.ErrTryAgainLater,
-		fmt.Sprintf(`%d are waiting; "lsof %s" or "cat /proc/locks" shows them; raise "lockTimeout" if the holder is only slow`, len(waiters), path),
+		fmt.Sprintf(`%d others are waiting; "lsof %s" or "cat /proc/locks" shows them; raise "lockTimeout" if the holder is only slow`,
+			len(slices.DeleteFunc(waiters, func(pid int) bool { return pid == os.Getpid() })), path),
 		"waited %s for %s, %s", round(waited), path, held)
 }
 
@@ -145,10 +151,13 @@ func (l *hostLock) begin(path string) {
 	if err != nil {
 		return
 	}
-	l.out = out
-	if info, err := out.Stat(); err == nil && info.Mode().Perm() != 0o600 {
-		_ = out.Chmod(0o600)
+	locked, err1 := l.file.Stat()
+	opened, err2 := out.Stat()
+	if err1 != nil || err2 != nil || !os.SameFile(locked, opened) {
+		_ = out.Close() // replaced this very moment; the note is for readers only
+		return
 	}
+	l.out = out
 	if dead := readNote(path); dead.Group > 0 {
 		waitForStragglers(dead.Group, heldMark(dead.PID, path))
 	}

@@ -3,40 +3,57 @@
 package wrap
 
 import (
-	"io"
-	"log/slog"
+	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
+	"sync"
+	"syscall"
 )
 
-// openLog returns where logs and the delegates' stderr go: stderr, which
-// runtimes show or drop as they like, and logFile. A log file that can't be
-// opened is no reason to refuse a container.
-func openLog(s settings) (*slog.Logger, io.Writer) {
-	out := io.Writer(os.Stderr)
-	var problem error
-	if s.LogFile != "" {
-		var file *os.File
-		problem = os.MkdirAll(filepath.Dir(s.LogFile), 0o755)
-		if problem == nil {
-			file, problem = os.OpenFile(s.LogFile, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
-		}
-		if problem == nil {
-			out = bothWriter{os.Stderr, file}
-		}
-	}
-	log := slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: s.LogLevel}))
-	if problem != nil {
-		log.Warn("cannot open the log file", "err", problem)
-	}
-	return log, out
+// callLog is where a call's logs and the delegates' stderr go: into logFile at
+// once, and to stderr at the end. A runtime that does not read its pipe would
+// stop us when it is full, with the host's lock in hand.
+type callLog struct {
+	mu   sync.Mutex
+	late bytes.Buffer
+	file *os.File // nil if there is none
 }
 
-// bothWriter writes to both even if one fails: stderr is a broken pipe when the
-// runtime has died.
-type bothWriter [2]io.Writer
+// openLog's error is no reason to refuse a container; there is a log in any
+// case.
+func openLog(path string) (*callLog, error) {
+	l := &callLog{}
+	if path == "" {
+		return l, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return l, err
+	}
+	// Not blocking: opening a fifo would wait for its reader.
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND|syscall.O_NONBLOCK, 0o600)
+	if err != nil {
+		return l, err
+	}
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+		_ = file.Close()
+		return l, &os.PathError{Op: "open", Path: path, Err: errors.New("not a regular file")}
+	}
+	l.file = file
+	return l, nil
+}
 
-func (w bothWriter) Write(p []byte) (int, error) {
-	_, _ = w[0].Write(p)
-	return w[1].Write(p)
+func (l *callLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.file != nil {
+		_, _ = l.file.Write(p)
+	}
+	return l.late.Write(p)
+}
+
+func (l *callLog) flush() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, _ = l.late.WriteTo(os.Stderr)
 }

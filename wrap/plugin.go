@@ -59,12 +59,8 @@ func Main() (exitCode int) {
 		}
 	}()
 
-	var result []byte
 	verb := func(name string, steps func(*call, context.Context) error) func(*skel.CmdArgs) error {
-		return func(args *skel.CmdArgs) (err error) {
-			result, err = serve(name, steps, args, environ)
-			return err
-		}
+		return func(args *skel.CmdArgs) error { return serve(name, steps, args, environ) }
 	}
 	err := skel.PluginMainFuncsWithError(skel.CNIFuncs{
 		Add:    verb("ADD", (*call).cmdAdd),
@@ -77,25 +73,26 @@ func Main() (exitCode int) {
 		_ = err.Print()
 		return 1
 	}
-	if _, err := os.Stdout.Write(result); err != nil {
-		fmt.Fprintf(os.Stderr, "lockwrap: cannot print the result: %v\n", err)
-		return 1
-	}
 	return 0
 }
 
 // serve parses the configuration, runs the steps of one verb, and logs the
 // call's one line.
-func serve(name string, steps func(*call, context.Context) error, args *skel.CmdArgs, environ []string) ([]byte, error) {
+func serve(name string, steps func(*call, context.Context) error, args *skel.CmdArgs, environ []string) error {
 	conf, err := parse(args.StdinData, environ)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	c := &call{verb: name, args: args, conf: conf, env: environ}
-	c.log, c.logs = openLog(conf.settings)
-	c.log = c.log.With("verb", name, "network", conf.Name, "container", args.ContainerID, "ifname", args.IfName)
+	logs, problem := openLog(conf.LogFile)
+	c := &call{verb: name, args: args, conf: conf, env: environ, logs: logs}
+	c.log = slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: conf.LogLevel})).With("verb", name, "network", conf.Name, "container", args.ContainerID, "ifname", args.IfName)
+
+	if problem != nil {
+		c.log.Warn("cannot open the log file", "err", problem)
+	}
 
 	ctx, stop := stoppable(context.Background())
+	defer logs.flush() // without the lock, and when SIGTERM ends us again
 	defer stop()
 	err = steps(c, ctx)
 
@@ -106,10 +103,10 @@ func serve(name string, steps func(*call, context.Context) error, args *skel.Cmd
 			code = cniErr.Code
 		}
 		c.log.Info("failed", append(attrs, "code", code, "err", err)...)
-		return nil, err
+		return err
 	}
 	c.log.Info("done", attrs...)
-	return c.result, nil
+	return nil
 }
 
 // stoppable returns a context that ends when lockwrap is told to stop.
@@ -120,7 +117,10 @@ func stoppable(ctx context.Context) (context.Context, context.CancelFunc) {
 	go func() {
 		cancel(fmt.Errorf("%w: %v", errStopped, <-signals))
 	}()
-	return ctx, func() { cancel(nil) }
+	return ctx, func() {
+		signal.Stop(signals)
+		cancel(nil)
+	}
 }
 
 // notify relays signals, but for those that the runtime has told us to ignore:

@@ -12,6 +12,8 @@ import (
 	"log/slog"
 	"os/exec"
 	"runtime"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -50,6 +52,7 @@ type runner struct {
 	limit   time.Duration
 	started func(group int) // called before the delegate gets its configuration
 
+	group   int    // process group of the delegate, 0 if it was not started
 	printed []byte // the delegate's stdout
 }
 
@@ -68,6 +71,9 @@ func (r *runner) FindInPath(plugin string, paths []string) (string, error) {
 // Errors are *types.Error in libcni's words: the plugin's own, or what became
 // of the process.
 func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
+	if ctx.Err() != nil {
+		return nil, ownError(errOther, "", "not started: %w", context.Cause(ctx))
+	}
 	// The parent-death signal comes when the thread that started the child
 	// ends, not the process (go#27505).
 	runtime.LockOSThread()
@@ -83,9 +89,9 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, envi
 		}
 		return nil, failed
 	}
-	group := cmd.Process.Pid
+	r.group = cmd.Process.Pid
 	start := time.Now()
-	r.started(group)
+	r.started(r.group)
 	go feed(stdin)
 
 	err, ended := r.wait(ctx, cmd)
@@ -95,14 +101,14 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, envi
 	}
 	_, _ = r.logs.Write(stderr.Bytes())
 	if errors.Is(err, exec.ErrWaitDelay) {
-		r.log.Warn("a process that the delegate left behind holds its output open; not waiting for it", "group", group)
+		r.log.Warn("a process that the delegate left behind holds its output open; not waiting for it", "group", r.group)
 		err = nil
 	}
 	if out.full {
 		err = ownError(errOther, "", "the plugin printed more than %d MiB to stdout", maxStdout>>20)
 	}
 	if err != nil {
-		settle(group)
+		settle(r.group)
 		return nil, pluginError(err, stdout.Bytes(), stderr.Bytes())
 	}
 	r.printed = stdout.Bytes()
@@ -144,7 +150,7 @@ func (r *runner) wait(ctx context.Context, cmd *exec.Cmd) (err error, ended bool
 	limit := time.NewTimer(r.limit)
 	defer limit.Stop()
 
-	var why error
+	var why *types.Error
 	select {
 	case err := <-end:
 		return err, true
@@ -153,6 +159,9 @@ func (r *runner) wait(ctx context.Context, cmd *exec.Cmd) (err error, ended bool
 			"killed after running longer than pluginTimeout (%s)", r.limit)
 	case <-ctx.Done():
 		why = ownError(errOther, "", "killed: %w", context.Cause(ctx))
+	}
+	if children := commands(cmd.Process.Pid); children != "" {
+		addDetail(why, "it was running "+children)
 	}
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		_ = syscall.Kill(-cmd.Process.Pid, sig)
@@ -169,21 +178,35 @@ func (r *runner) wait(ctx context.Context, cmd *exec.Cmd) (err error, ended bool
 // iptables call that outlives it would still change rules during the undo.
 func settle(group int) {
 	const patience = time.Second
-	for start := time.Now(); ; time.Sleep(5 * time.Millisecond) {
-		sig := syscall.Signal(0)
-		if time.Since(start) > patience {
-			sig = syscall.SIGKILL
-		}
-		if syscall.Kill(-group, sig) != nil || time.Since(start) > 2*patience {
+	for start := time.Now(); time.Since(start) < 2*patience; time.Sleep(5 * time.Millisecond) {
+		// The quick question counts zombies that nobody has reaped yet.
+		if syscall.Kill(-group, 0) != nil || len(groupMembers(group)) == 0 {
 			return
 		}
+		if time.Since(start) > patience {
+			_ = syscall.Kill(-group, syscall.SIGKILL)
+		}
 	}
+}
+
+// commands are the command lines of what a plugin is waiting for.
+func commands(group int) string {
+	var lines []string
+	for _, pid := range groupMembers(group) {
+		if pid != group {
+			lines = append(lines, strconv.Quote(command(pid)))
+		}
+	}
+	return strings.Join(lines, ", ")
 }
 
 // pluginError says what became of a plugin in the words of libcni's RawExec.
 func pluginError(err error, stdout, stderr []byte) *types.Error {
 	var own *types.Error
 	if errors.As(err, &own) {
+		if len(stderr) > 0 {
+			addDetail(own, fmt.Sprintf("the plugin's stderr: %q", last(stderr)))
+		}
 		return own
 	}
 	out := &types.Error{}

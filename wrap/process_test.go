@@ -103,37 +103,49 @@ func TestExecPlugin_pipes(t *testing.T) {
 }
 
 func TestExecPlugin_stops(t *testing.T) {
-	stopped, stop := context.WithCancelCause(t.Context())
-	stop(errStopped)
 	tests := []struct {
 		name, line string
-		ctx        context.Context
 		limit      time.Duration
+		stop       bool
 		want       string
 	}{
-		{"at its limit", "sleep 60", t.Context(), 100 * time.Millisecond, "pluginTimeout (100ms)"},
-		{"with its children", "sleep 60 & wait", t.Context(), 100 * time.Millisecond, "pluginTimeout"},
-		{"when lockwrap is told to", "sleep 60", stopped, time.Minute, "stopped by a signal"},
-		{"though it ignores SIGTERM", "trap '' TERM; sleep 60; sleep 60", t.Context(), 100 * time.Millisecond, "pluginTimeout"},
+		{"at its limit", "exec sleep 60", 100 * time.Millisecond, false, "pluginTimeout (100ms)"},
+		{"with its children, which are named", "sleep 61 & wait", 300 * time.Millisecond, false, `it was running "sleep 61"`},
+		{"when lockwrap is told to", "sleep 60", time.Minute, true, "stopped by a signal"},
+		{"though it ignores SIGTERM", "trap '' TERM; sleep 60; sleep 60", 100 * time.Millisecond, false, "pluginTimeout"},
+		{"with what it said", "echo waiting >&2; exec sleep 60", 300 * time.Millisecond, false, `the plugin's stderr: "waiting\n"`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			r := testRunner(tt.limit)
-			var group int
-			r.started = func(g int) { group = g }
+			ctx, cancel := context.WithCancelCause(t.Context())
+			r.started = func(int) {
+				if tt.stop {
+					cancel(errStopped)
+				}
+			}
 			start := time.Now()
-			_, err := r.ExecPlugin(tt.ctx, script(t, tt.line), nil, os.Environ())
+			_, err := r.ExecPlugin(ctx, script(t, tt.line), nil, os.Environ())
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want %q", err, tt.want)
 			}
 			if took := time.Since(start); took > 30*time.Second {
 				t.Errorf("took %s", took)
 			}
-			if err := syscall.Kill(-group, 0); !errors.Is(err, syscall.ESRCH) {
-				t.Errorf("somebody is left in the process group: %v", err)
+			if left := groupMembers(r.group); r.group == 0 || len(left) > 0 {
+				t.Errorf("process group %d has %v", r.group, left)
 			}
 		})
+	}
+}
+
+func TestExecPlugin_notStarted(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errStopped)
+	r := testRunner(time.Minute)
+	if _, err := r.ExecPlugin(ctx, script(t, "exit 0"), nil, os.Environ()); err == nil || r.group != 0 {
+		t.Errorf("started a plugin after the signal: %v", err)
 	}
 }
 

@@ -51,6 +51,9 @@ type record struct {
 	PrevResult json.RawMessage `json:"prevResult,omitempty"` // from the runtime
 	Delegates  []recorded      `json:"delegates,omitempty"`
 
+	// Leftover is what an earlier ADD of the same attachment left and could
+	// not be removed so far.
+	Leftover *record `json:"leftover,omitempty"`
 	// Others are the records of the same attachment for further lockwrap
 	// entries of the list.
 	Others []*record `json:"others,omitempty"`
@@ -100,7 +103,12 @@ func parseRecord(data []byte) (*record, error) {
 	if err := json.Unmarshal(data, r); err != nil {
 		return nil, err
 	}
-	for _, each := range append([]*record{r}, r.Others...) {
+	all := append([]*record{r}, r.Others...)
+	for i := 0; i < len(all); i++ {
+		each := all[i]
+		if each != nil && each.Leftover != nil {
+			all = append(all, each.Leftover)
+		}
 		switch {
 		case each == nil:
 			return nil, errors.New("a part of it is empty")
@@ -182,6 +190,14 @@ func (r *record) remove(stateDir string) error {
 
 func (r *record) enter(state string) {
 	r.State, r.Since = state, time.Now()
+}
+
+// running is the type of the delegate that ran last.
+func (r *record) running() string {
+	if r.Running < 0 || r.Running >= len(r.Types) {
+		return ""
+	}
+	return r.Types[r.Running]
 }
 
 // forget drops what is not needed to know that nothing is left.

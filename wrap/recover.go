@@ -10,6 +10,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+
+	"github.com/containernetworking/cni/pkg/types"
 )
 
 // loadRecord finds what is known of the call's attachment. A record that can't
@@ -29,21 +32,28 @@ func (c *call) loadRecord() (old *record) {
 // recoverAttachment makes an ADD start from nothing: what an ADD or a DEL that
 // died, or an attachment of a namespace that is gone, has left is DELed. And it
 // finds out whether somebody's live attachment is in the way.
-func (c *call) recoverAttachment(ctx context.Context) {
+func (c *call) recoverAttachment(ctx context.Context) *types.Error {
 	old := c.loadRecord()
 	present, err := hasInterface(c.args.Netns, c.args.IfName)
+	var left *record
 	switch {
 	case old == nil, old.State == stateUndone:
 		// If an interface is there, it is none of ours; unless the plugins
 		// before us in the list have just made it.
 		c.live = err == nil && present && c.conf.prevResult == nil
 	case old.State == stateAdded && !c.isStale(old, present, err):
-		c.live = true
+		c.live, left = true, old.Leftover
 	default:
-		c.log.Info("removing what an earlier call left", "state", old.State, "since", old.Since)
-		c.removeLeftovers(ctx, old)
+		c.log.Info("removing what an earlier call left", "state", old.State, "since", old.Since, "plugin", old.running())
+		left = c.removeLeftovers(ctx, old)
+		if ctx.Err() != nil {
+			return ownError(errOther, "the next ADD or DEL of this attachment goes on with it",
+				"ADD given up while removing what an earlier call left: %w", context.Cause(ctx))
+		}
 	}
 	c.rec = c.newRecord()
+	c.rec.Leftover = left
+	return nil
 }
 
 // isStale reports whether an attachment that was added belongs to another
@@ -51,20 +61,25 @@ func (c *call) recoverAttachment(ctx context.Context) {
 // it anew without a DEL (nomad#15763). When in doubt, it is live.
 func (c *call) isStale(old *record, present bool, unknown error) bool {
 	now := identifyNetNS(c.args.Netns)
-	if now != (netnsID{}) && old.NetNSID != (netnsID{}) && !now.maybe(old.NetNSID) {
-		return true
-	}
-	if c.conf.prevResult != nil {
+	replaced := now != (netnsID{}) && old.NetNSID != (netnsID{}) && !now.maybe(old.NetNSID)
+	switch {
+	case c.conf.prevResult != nil:
 		// The interface is the work of a plugin before us. Another one has
 		// another result, if only another hardware address.
-		return !sameJSON(c.conf.prevResult, old.PrevResult)
+		return replaced || !sameJSON(c.conf.prevResult, old.PrevResult)
+	case unknown != nil:
+		return replaced
 	}
-	return unknown == nil && !present
+	return !present
 }
 
-// removeLeftovers DELs what is on record. It can't fail the call: the delegates
-// will say what is in their way.
-func (c *call) removeLeftovers(ctx context.Context, old *record) {
+// removeLeftovers DELs what is on record and returns what could not be removed.
+// That fails no call: the delegates will say what is in their way.
+func (c *call) removeLeftovers(ctx context.Context, old *record) (left *record) {
+	if old == nil {
+		return nil
+	}
+	left = c.removeLeftovers(ctx, old.Leftover)
 	if old.Group > 0 {
 		waitForStragglers(old.Group, heldMark(old.PID, c.conf.LockFile))
 	}
@@ -80,16 +95,16 @@ func (c *call) removeLeftovers(ctx context.Context, old *record) {
 		with("CNI_ARGS", old.Args).
 		with("CNI_NETNS", netns)
 	if failed := c.deleteRecorded(ctx, old, env); len(failed) > 0 {
-		return
+		old.Leftover, old.Others = left, nil
+		return old
 	}
-	if err := old.remove(c.conf.StateDir); err != nil {
-		c.log.Warn("cannot remove the attachment's record", "err", err)
-	}
+	return left
 }
 
 // dropRecords is the record's part of GC: those of this network that are not
 // among the valid attachments go. The leftovers of an ADD that died go first,
-// since no runtime knows of them; all others the runtime has just DELed.
+// since no runtime knows of them; an attachment that a runtime knows of it DELs
+// before it sends GC (libcni/api.go, GCNetworkList).
 func (c *call) dropRecords(ctx context.Context) {
 	valid, known := c.validAttachments()
 	if !known {
@@ -105,10 +120,14 @@ func (c *call) dropRecords(ctx context.Context) {
 		if head == nil || head.Network != c.conf.Name || valid[attachment{head.Container, head.IfName}] {
 			continue
 		}
+		var left []*record
 		for _, r := range append([]*record{head}, head.Others...) {
 			if r.State == stateAdding {
-				c.removeLeftovers(ctx, r)
+				left = append(left, c.removeLeftovers(ctx, r))
 			}
+		}
+		if slices.ContainsFunc(left, func(r *record) bool { return r != nil }) {
+			continue // for the next GC
 		}
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			c.log.Warn("cannot remove a record", "err", err)

@@ -11,8 +11,7 @@ import (
 )
 
 // undo takes back a failed ADD while the runtime still waits and the namespace
-// still lives; later nobody could (cni-semantics: only the addresses on the
-// link lead to the masquerade rules). It returns the error for the runtime: the
+// still lives. It returns the error for the runtime: the
 // first one, with what could not be undone in its details.
 func (c *call) undo(ctx context.Context, first *types.Error) error {
 	if c.live {
@@ -24,11 +23,12 @@ func (c *call) undo(ctx context.Context, first *types.Error) error {
 	// A second signal, or the runtime's end, is no reason to leave things
 	// half done, so the undo does not listen to ctx.
 	failed := c.deleteRecorded(context.WithoutCancel(ctx), c.rec, c.env)
-	if len(failed) == 0 {
+	if len(failed) > 0 {
+		addDetail(first, strings.Join(failed, "; "))
+	}
+	if len(failed) == 0 && c.rec.Leftover == nil {
 		c.rec.enter(stateUndone)
 		c.rec.forget()
-	} else {
-		addDetail(first, strings.Join(failed, "; "))
 	}
 	c.saveRecord()
 	return first
@@ -36,8 +36,8 @@ func (c *call) undo(ctx context.Context, first *types.Error) error {
 
 // deleteRecorded sends DEL to every delegate on record in reverse order, with
 // what it got at ADD and the last good result, and goes on past errors. The
-// delegate that failed or was running is among them: it may have done anything
-// (SPEC.md, "Deriving execution configuration"; R32). It says what could not be
+// delegate that failed or was running is among them: it may have done anything,
+// and the specification asks for it (SPEC.md, "ADD"). It says what could not be
 // undone.
 func (c *call) deleteRecorded(ctx context.Context, r *record, env environment) (failed []string) {
 	prevResult := r.prevResultForDel(r.CNIVersion)

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -15,8 +16,10 @@ import (
 )
 
 // cmdAdd: parse -> locate the delegates -> lock -> recover -> pre-create chains
-// -> the delegates' ADDs in order -> record -> unlock -> print the result.
-// Main has parsed and will print.
+// -> the delegates' ADDs in order -> print the result -> record -> unlock.
+// Main has parsed. The result is printed before the record says that the
+// attachment is live: killed in between, lockwrap has failed for the runtime,
+// and the next ADD must find leftovers and not somebody's attachment.
 func (c *call) cmdAdd(ctx context.Context) error {
 	if err := c.conf.checkCapabilities(); err != nil {
 		return err
@@ -29,10 +32,15 @@ func (c *call) cmdAdd(ctx context.Context) error {
 		return err
 	}
 	defer unlock()
-	c.recoverAttachment(ctx)
+	if err := c.recoverAttachment(ctx); err != nil {
+		return err
+	}
 	chains := c.precreateChains()
 	failure := c.addDelegates(ctx, chains)
 	chains.finish()
+	if failure == nil {
+		failure = c.printResult()
+	}
 	if failure != nil {
 		return c.undo(ctx, failure)
 	}
@@ -60,6 +68,7 @@ func (c *call) cmdDel(ctx context.Context) error {
 	if err := c.delDelegates(ctx, old); err != nil {
 		return err
 	}
+	c.removeLeftovers(ctx, c.rec.Leftover)
 	c.removeRecord(c.rec)
 	return nil
 }
@@ -105,6 +114,9 @@ func (c *call) cmdGC(ctx context.Context) error {
 				first = failure
 			}
 		}
+		if ctx.Err() != nil {
+			break
+		}
 	}
 	if first == nil {
 		return nil
@@ -136,7 +148,10 @@ func (c *call) addDelegates(ctx context.Context, chains *chainKeeper) *types.Err
 		config := c.conf.config(d, "ADD")
 		c.rec.Running = i
 		c.rec.Delegates = append(c.rec.Delegates, recorded{Type: d.Type, Config: config})
-		printed, result, err := c.execAdd(ctx, d, withPrevResult(config, prevResult))
+		printed, result, started, err := c.execAdd(ctx, d, withPrevResult(config, prevResult))
+		if !started {
+			c.rec.Delegates = c.rec.Delegates[:i] // it has done nothing to undo
+		}
 		if err != nil {
 			return delegateError(fmt.Sprintf("plugin %s failed (add): ", d), err)
 		}
@@ -144,11 +159,31 @@ func (c *call) addDelegates(ctx context.Context, chains *chainKeeper) *types.Err
 		c.rec.Delegates[i].Result = prevResult
 		c.result = resultToPrint(printed, result)
 	}
+	return nil
+}
+
+// printResult hands the result to the runtime. If that can't be done, nobody
+// hears of the attachment, and nobody would ever DEL it.
+func (c *call) printResult() *types.Error {
 	if errors.Is(context.Cause(c.caller), errCallerGone) {
-		// Nobody has heard of this attachment, so nobody would ever DEL it.
 		return ownError(errOther, "", "ADD was in vain: %w", errCallerGone)
 	}
-	return nil
+	written := make(chan error, 1)
+	go func() {
+		_, err := os.Stdout.Write(c.result)
+		written <- err
+	}()
+	select {
+	case err := <-written:
+		if err != nil {
+			return ownError(types.ErrIOFailure, "", "cannot print the result: %w", err)
+		}
+		return nil
+	case <-time.After(c.conf.PluginTimeout):
+		// A result fits into a pipe, so this is a runtime that has stopped and
+		// a result of more than 64 KiB.
+		return ownError(types.ErrIOFailure, "", "cannot print the result: nobody reads it")
+	}
 }
 
 // resultToPrint is the last delegate's result as it is, unconverted: converting
@@ -217,9 +252,10 @@ func (c *call) delDelegate(ctx context.Context, d *delegate, config map[string]j
 		return err
 	}
 	const tries = 3
+	start := time.Now()
 	for try := 1; ; try++ {
 		err := c.exec(ctx, d, config, env)
-		if err == nil || try == tries || ctx.Err() != nil {
+		if err == nil || try == tries || ctx.Err() != nil || time.Since(start) >= c.conf.PluginTimeout {
 			return err
 		}
 		c.log.Warn("DEL failed, trying again", "plugin", d.Type, "try", try, "err", err)
