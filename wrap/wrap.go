@@ -235,10 +235,7 @@ func (c *call) delDelegates(ctx context.Context, old *record) error {
 	for i := len(c.conf.Delegates) - 1; i >= 0; i-- {
 		c.rec.Running = i
 		d := c.conf.Delegates[i]
-		env, done := c.withDecoy(c.rec, d.Type, configs[i], env)
-		err := c.delDelegate(ctx, d, withPrevResult(configs[i], prevResult), env)
-		done()
-		if err != nil {
+		if err := c.delDelegate(ctx, d, withPrevResult(configs[i], prevResult), env); err != nil {
 			return delegateError(fmt.Sprintf("plugin %s failed (delete): ", d), err)
 		}
 	}
@@ -246,7 +243,9 @@ func (c *call) delDelegates(ctx context.Context, old *record) error {
 }
 
 // delDelegate tries one DEL up to three times: what makes one fail, such as a
-// busy xtables lock, is often over at once, and Nomad never tries again.
+// busy xtables lock, is often over at once, and Nomad never tries again. A
+// bridge that failed may have removed the interface already, so each try looks
+// for it anew.
 func (c *call) delDelegate(ctx context.Context, d *delegate, config map[string]json.RawMessage, env environment) error {
 	if _, err := d.path(c.args.Path); err != nil {
 		return err
@@ -254,7 +253,9 @@ func (c *call) delDelegate(ctx context.Context, d *delegate, config map[string]j
 	const tries = 3
 	start := time.Now()
 	for try := 1; ; try++ {
+		env, done := c.withDecoy(c.rec, d.Type, config, env)
 		err := c.exec(ctx, d, config, env)
+		done()
 		if err == nil || try == tries || ctx.Err() != nil || time.Since(start) >= c.conf.PluginTimeout {
 			return err
 		}

@@ -73,8 +73,16 @@ type running struct {
 	cancel         context.CancelFunc
 }
 
-// start starts lockwrap. A minute is more than any call here may take.
+// start starts lockwrap.
 func (h *host) start(c call) *running {
+	h.t.Helper()
+	r := h.prepare(c)
+	h.must(r.cmd.Start())
+	return r
+}
+
+// prepare readies lockwrap to be started. A minute is more than any call here may take.
+func (h *host) prepare(c call) *running {
 	h.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	r := &running{t: h.t, stdout: &bytes.Buffer{}, stderr: &bytes.Buffer{}, began: time.Now(), cancel: cancel}
@@ -82,7 +90,6 @@ func (h *host) start(c call) *running {
 	r.cmd.Env = h.environ(c)
 	r.cmd.Stdin = strings.NewReader(c.conf)
 	r.cmd.Stdout, r.cmd.Stderr = r.stdout, r.stderr
-	h.must(r.cmd.Start())
 	h.t.Cleanup(func() { _ = r.cmd.Process.Kill(); cancel() })
 	return r
 }
