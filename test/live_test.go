@@ -96,19 +96,6 @@ func TestLive_netnsReplaced(t *testing.T) {
 	})
 }
 
-// onlyMasquerade fails the test if rules of single containers are left besides those of bridge's ipMasq: without the
-// old namespace nothing leads to these.
-func onlyMasquerade(t *testing.T, h *rig.Host) {
-	t.Helper()
-	for _, line := range stateOf(t, h).Leftovers() {
-		masquerade := strings.Contains(line, " -t nat -N CNI-") || strings.Contains(line, " -t nat -A CNI-") ||
-			strings.Contains(line, " -t nat -A POSTROUTING ")
-		if !masquerade || strings.Contains(line, "CNI-DN-") || strings.Contains(line, "CNI-HOSTPORT") {
-			t.Errorf("left: %s", line)
-		}
-	}
-}
-
 // R40: no verb depends on a record, and DEL may come at any time in any shape.
 func TestLive_DEL(t *testing.T) {
 	for _, tt := range []struct {

@@ -147,6 +147,9 @@ func (h *Host) addNetns(name string) error {
 	})
 }
 
+// The main goroutine keeps the main thread, so that inNetns never gets it: it cannot end, and would keep a namespace.
+func init() { runtime.LockOSThread() }
+
 // inNetns calls f on a thread that is in the namespace, as are the processes f starts.
 func inNetns(name string, f func() error) error {
 	done := make(chan error, 1)
@@ -197,20 +200,39 @@ func (h *Host) NewContainer() (*Container, error) {
 	return c, nil
 }
 
-// Replace gives the container a new, empty namespace under the path of the old one.
-func (h *Host) Replace(c *Container) error {
-	if out, err := exec.Command("ip", "netns", "del", c.Name).CombinedOutput(); err != nil {
-		return fmt.Errorf("ip netns del %s: %w: %s", c.Name, err, out)
-	}
-	return h.addNetns(c.Name)
-}
-
 // Remove removes the namespace of a container.
 func (h *Host) Remove(c *Container) error {
+	before, err := h.links()
+	if err != nil {
+		return err
+	}
+	inside, err := h.ContainerLinks(c)
+	if err != nil {
+		return err
+	}
 	if out, err := exec.Command("ip", "netns", "del", c.Name).CombinedOutput(); err != nil {
 		return fmt.Errorf("ip netns del %s: %w: %s", c.Name, err, out)
 	}
-	return nil
+	// The kernel takes the other ends of the container's links away some time later.
+	for range 1000 {
+		after, err := h.links()
+		if err != nil {
+			return err
+		}
+		if len(after) <= len(before)-len(inside) {
+			return nil
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return fmt.Errorf("the links of %s outlived its namespace", c.Name)
+}
+
+// Replace gives the container a new, empty namespace under the path of the old one.
+func (h *Host) Replace(c *Container) error {
+	if err := h.Remove(c); err != nil {
+		return err
+	}
+	return h.addNetns(c.Name)
 }
 
 // PluginPath is CNI_PATH on this host.

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"runtime"
 	"strconv"
 	"strings"
 
@@ -56,9 +55,6 @@ func mountPrivate() error {
 }
 
 func runInside() (int, error) {
-	// The parent-death signal below follows the thread.
-	runtime.LockOSThread()
-
 	// Plugins whose caller was killed become our children, so that we can wait for the last of them.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return 0, fmt.Errorf("become subreaper: %w", err)
@@ -75,7 +71,8 @@ func runInside() (int, error) {
 		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
 		Sys: &unix.SysProcAttr{
 			Unshareflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET,
-			Pdeathsig:    unix.SIGKILL,
+			// It follows the thread, and this one is the main thread.
+			Pdeathsig: unix.SIGKILL,
 		},
 	})
 	if err != nil {

@@ -33,16 +33,8 @@ func (h *Host) State() (*State, error) {
 		}
 		s.Rules = append(s.Rules, rules(cmd, run.Stdout)...)
 	}
-	err := inNetns(h.Name, func() error {
-		links, err := net.Interfaces()
-		for _, l := range links {
-			if l.Name != "lo" && !isBridge(l.Name) {
-				s.Links = append(s.Links, l.Name)
-			}
-		}
-		return err
-	})
-	if err != nil {
+	var err error
+	if s.Links, err = h.links(); err != nil {
 		return nil, err
 	}
 	s.Addresses = files(filepath.Join(h.Dir, "ipam", h.Name, "*"))
@@ -147,13 +139,17 @@ func left(things map[string][]string) error {
 	return errors.Join(errs...)
 }
 
-// ContainerLinks are the links of a container, but lo.
-func (h *Host) ContainerLinks(c *Container) ([]string, error) {
-	var names []string
-	err := inNetns(c.Name, func() error {
+// links are those of the host.
+func (h *Host) links() ([]string, error) { return linksIn(h.Name) }
+
+// ContainerLinks are those of a container.
+func (h *Host) ContainerLinks(c *Container) ([]string, error) { return linksIn(c.Name) }
+
+func linksIn(netns string) (names []string, err error) {
+	err = inNetns(netns, func() error {
 		links, err := net.Interfaces()
 		for _, l := range links {
-			if l.Name != "lo" {
+			if l.Name != "lo" && !isBridge(l.Name) {
 				names = append(names, l.Name)
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"testing"
 )
@@ -51,6 +52,9 @@ func buildAndRun(m *testing.M) int {
 	}
 	os.Setenv("LOCKWRAP_CONFIG", hostConf)
 	os.Unsetenv("LOCKWRAP_HELD")
+	if signal.Ignored(os.Interrupt) { // a shell's background job; our children must not inherit that
+		signal.Notify(make(chan os.Signal, 1), os.Interrupt)
+	}
 
 	lockwrapArgs := []string{"build", "-o", lockwrapBin}
 	if raceEnabled {

@@ -89,6 +89,7 @@ type model struct {
 
 	state state
 	add   outcome // of the last ADD, bare
+	stuck bool    // an earlier attachment has leftovers that no ADD could remove
 }
 
 // expected is one step of the wrapped list.
@@ -148,12 +149,17 @@ func (m *model) expect(s step, bare outcome) expected {
 	}
 	switch s.verb {
 	case "ADD":
-		e.clean = m.state == leftover || m.state == deleting
+		e.clean = m.state == leftover || m.state == deleting || m.stuck
+		m.stuck = e.clean && m.delFails()
 		m.expectAdd(&e, bare)
+		if m.stuck && m.state == undone {
+			m.state = leftover
+		}
 	case "DEL":
-		e.loose = m.state == leftover
+		e.loose = m.state == leftover || m.stuck
 		m.expectDel(&e, bare, m.given(s.caps))
 	case "GC":
+		e.loose = m.stuck
 		m.expectGC(&e, bare)
 	}
 	return e
