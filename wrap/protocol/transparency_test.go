@@ -29,7 +29,7 @@ func TestTransparency_generatedLists(t *testing.T) {
 	if lists == 0 {
 		lists = 500
 		if testing.Short() {
-			lists = 60
+			lists = 15
 		}
 	}
 	t.Logf("%d lists from -seed=%d", lists, seed)
