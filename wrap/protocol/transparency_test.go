@@ -419,10 +419,6 @@ func collapse(calls []seen, again map[string]bool) []seen {
 
 // cutUndo takes off what lockwrap adds to the details when the undo failed as well.
 func cutUndo(s string) string {
-	for _, sep := range []string{"; could not undo ", "could not undo "} {
-		if before, _, ok := strings.Cut(s, sep); ok {
-			return before
-		}
-	}
-	return s
+	before, _, _ := strings.Cut(s, "could not undo ")
+	return strings.TrimSuffix(before, "; ")
 }
