@@ -2,8 +2,9 @@
 SHELL := /bin/bash
 export CGO_ENABLED := 0
 
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo 0.0.0)
-LDFLAGS := -s -w -X github.com/lockwrap/lockwrap/wrap.version=$(VERSION)
+# Without a tag it is what the source says: Nomad needs a semantic version.
+VERSION ?= $(shell git describe --tags --match 'v[0-9]*' 2>/dev/null)
+LDFLAGS := -s -w -X github.com/lockwrap/lockwrap/wrap.release=$(VERSION)
 
 # What the tests on a real machine run against, at pinned versions. The old pair is the one of nomad#6567.
 CNI     := v1.3.0
@@ -63,11 +64,11 @@ test: setup plugins build ## everything, real plugins included (root)
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not gofmt'ed:"; echo "$$unformatted"; exit 1; fi
 	go vet ./...
 	cd test && go vet ./...
-	go test -count=1 -timeout 10m $(T) ./...
-	cd test && go test -count=1 -timeout 14m -parallel 4 $(T) ./...
+	go test -count=1 -timeout 20m $(T) ./...
+	cd test && go test -count=1 -timeout 25m -parallel 4 $(T) ./...
 
 race:           ## the tests under the race detector; needs gcc
-	@if command -v gcc >/dev/null; then set -x; CGO_ENABLED=1 go test -race -count=1 -timeout 15m $(T) ./...; \
+	@if command -v gcc >/dev/null; then set -x; CGO_ENABLED=1 go test -race -count=1 -timeout 25m $(T) ./...; \
 	else echo "race: skipped, the race detector needs gcc"; fi
 
 lint:           ## staticcheck and govulncheck

@@ -144,7 +144,7 @@ func TestChains(t *testing.T) {
 			// With delegates that do nothing it is lockwrap's chains that are seen. With the real ones nothing may
 			// be there besides what these make themselves.
 			for _, delegates := range []string{"pass", "real"} {
-				if delegates == "real" && tt.onlyPass {
+				if delegates == "real" && (tt.onlyPass || backend != rig.NFT) {
 					continue
 				}
 				t.Run(tt.name+"/"+backend+"/"+delegates, func(t *testing.T) {

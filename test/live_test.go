@@ -159,7 +159,7 @@ fi`
 				t.Run(fmt.Sprintf("%s %s, %s", when, plugin, next), func(t *testing.T) {
 					t.Parallel()
 					h := newHost(t, rig.New, rig.NFT)
-					ok(t, h.Wrapped(h.Dual()...))
+					ok(t, h.Wrapped(h.Usual()...))
 					work := ":"
 					if when == "after" {
 						work = `"$real" "$@" >/dev/null`

@@ -16,7 +16,7 @@ func TestRace(t *testing.T) {
 	eachHost(t, func(t *testing.T, h *rig.Host) {
 		want := sharedRules(t, h, (*rig.Host).Usual)
 		ok(t, h.Wrapped(h.Usual()...))
-		for _, problem := range race(t, h, 16, want) {
+		for _, problem := range race(t, h, 12, want) {
 			t.Error(problem)
 		}
 	})
@@ -30,7 +30,7 @@ func TestRace_bare(t *testing.T) {
 		for range rounds {
 			h := newHost(t, h.Set, h.Backend)
 			ok(t, h.Bare(h.Usual()...))
-			if problems := race(t, h, 12, want); len(problems) > 0 {
+			if problems := race(t, h, 8, want); len(problems) > 0 {
 				t.Logf("%d problems, the first: %s", len(problems), problems[0])
 				return
 			}
@@ -59,7 +59,7 @@ func TestRace_ingressPolicy(t *testing.T) {
 				}
 			}
 			ok(t, h.Wrapped(plugins(h)...))
-			for _, problem := range race(t, h, 12, want) {
+			for _, problem := range race(t, h, 8, want) {
 				t.Error(problem)
 			}
 		})

@@ -95,7 +95,7 @@ func TestSeed_undoFails(t *testing.T) {
 		for _, next := range []string{"ADD", "DEL"} {
 			t.Run(plugin+"/"+next, func(t *testing.T) {
 				eachSet(t, func(t *testing.T, h *rig.Host) {
-					ok(t, h.Wrapped(h.Dual()...))
+					ok(t, h.Wrapped(h.Usual()...))
 					failing := filepath.Join(h.Dir, "fail-del")
 					ok(t, os.WriteFile(failing, nil, 0o600))
 					ok(t, h.Shim(plugin, failDEL))

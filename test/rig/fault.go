@@ -40,23 +40,29 @@ func (h *Host) plugin(name string) (string, error) {
 // IPTables puts a shell script before iptables and ip6tables. In it $dir is the host's directory, $caller the command
 // name of the process that called it, and $real the program, which it becomes at its end.
 func (h *Host) IPTables(script string) error {
-	first := filepath.Join(h.Dir, "first")
+	h.path = append([]string{filepath.Join(h.Dir, "first")}, h.path...)
+	return h.scriptIPTables(script)
+}
+
+// IPTablesFor does so for one plugin alone.
+func (h *Host) IPTablesFor(plugin, script string) error {
+	if err := h.scriptIPTables(script); err != nil {
+		return err
+	}
+	return h.Shim(plugin, `export PATH="$dir/first:$PATH"`)
+}
+
+func (h *Host) scriptIPTables(script string) error {
 	for _, cmd := range []string{"iptables", "ip6tables"} {
 		// No command substitution and no pipe: it must cost no process, since it runs a hundred times an ADD.
-		err := writeScript(filepath.Join(first, cmd), fmt.Sprintf(
+		err := writeScript(filepath.Join(h.Dir, "first", cmd), fmt.Sprintf(
 			"#!/bin/sh\ndir=%s\nreal=%s\nread -r caller 2>/dev/null </proc/$PPID/comm\n%s\nexec \"$real\" \"$@\"\n",
 			h.Dir, filepath.Join(h.Dir, "bin", cmd), script))
 		if err != nil {
 			return err
 		}
 	}
-	h.path = append([]string{first}, h.path...)
 	return nil
-}
-
-// WithoutIPTables is the environment variable that leaves the script out of one run.
-func (h *Host) WithoutIPTables() string {
-	return "PATH=" + filepath.Join(h.Dir, "bin") + ":" + os.Getenv("PATH")
 }
 
 // Flush removes all rules and chains, as a restart of firewalld does.
