@@ -67,8 +67,8 @@ test: setup plugins build ## everything, real plugins included (root)
 	go test -count=1 -timeout 20m $(T) ./...
 	cd test && go test -count=1 -timeout 25m -parallel 4 $(T) ./...
 
-race:           ## the tests under the race detector; needs gcc
-	@if command -v gcc >/dev/null; then set -x; CGO_ENABLED=1 go test -race -count=1 -timeout 25m $(T) ./...; \
+race:           ## the fast half under the race detector; needs gcc
+	@if command -v gcc >/dev/null; then set -x; CGO_ENABLED=1 go test -race -short -count=1 -timeout 25m $(T) ./...; \
 	else echo "race: skipped, the race detector needs gcc"; fi
 
 lint:           ## staticcheck and govulncheck
