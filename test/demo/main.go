@@ -158,14 +158,14 @@ func (r *round) run() error {
 
 func table(rounds []*round) {
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "plugins\tat once\tlist\tADDs failed\trules duplicated\trules left\taddresses left\tADD all\tDEL all\t")
+	fmt.Fprintln(w, "plugins\tat once\tlist\tADDs failed\tduplicated\trules left\taddresses\tADD all\tDEL all\t")
 	for _, r := range rounds {
 		fmt.Fprintf(w, "%s\t%d\t%s\t%d\t%d\t%d\t%d\t%.2f s\t%.2f s\t\n", r.set.Name, r.size, r.list(),
 			r.failed, len(r.duplicates), r.rules, r.addresses, r.adds.Seconds(), r.dels.Seconds())
 	}
 	w.Flush()
-	fmt.Println("\nrules duplicated: kinds of rule that iptables -S lists more than once")
-	fmt.Println("rules left: rules and chains of single containers, after DEL of all")
+	fmt.Println("\nduplicated: kinds of rule that iptables -S lists more than once")
+	fmt.Println("rules left, addresses: what is left of single containers after DEL of all")
 }
 
 func firstError(set rig.Set, rounds []*round) {
@@ -178,7 +178,7 @@ func firstError(set rig.Set, rounds []*round) {
 	fmt.Printf("\nno ADD of the bare list failed with %s in this run (a few in a hundred do)\n", set.Name)
 	for _, r := range rounds {
 		if r.set.Name == set.Name && !r.wrapped && len(r.duplicates) > 0 {
-			fmt.Printf("but it has a rule %s", strings.TrimLeft(indent(r.duplicates[0]), " "))
+			fmt.Printf("but this is there more than once:\n%s", indent(r.duplicates[0]))
 			return
 		}
 	}
