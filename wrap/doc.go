@@ -19,11 +19,13 @@
 //	lock                  lock.go, holder.go
 //	recover               recover.go, record.go, netns.go
 //	pre-create chains     chains.go
-//	the delegates' ADDs   delegates.go, process.go
-//	record                record.go
-//	unlock, print         plugin.go
+//	the delegates' ADDs   wrap.go, delegates.go, process.go
+//	print, record         wrap.go, record.go
+//	unlock                lock.go
 //
-// and, when a delegate fails, undo.go instead of the last two.
+// and, when a delegate fails, undo.go in place of the result. plugin.go has what
+// all verbs share, wrap.go the verbs; decoy.go helps a DEL whose namespace is
+// gone.
 //
 // What is promised:
 //
