@@ -7,6 +7,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/lockwrap/lockwrap/conflist"
@@ -38,9 +39,6 @@ func main() {
 }
 
 func command(verb string, args []string) (exitCode int) {
-	if len(args) > 0 && strings.HasPrefix(args[0], "-") {
-		verb = "" // there are no flags yet
-	}
 	changes := map[string]func([]byte) ([]byte, error){"wrap": conflist.Wrap, "unwrap": conflist.Unwrap}
 	switch change := changes[verb]; {
 	case verb == "help", verb == "-h", verb == "--help":
@@ -49,7 +47,7 @@ func command(verb string, args []string) (exitCode int) {
 	case verb == "version":
 		fmt.Println("lockwrap", wrap.Version())
 		return 0
-	case change != nil && len(args) > 0:
+	case change != nil && len(args) > 0 && !slices.ContainsFunc(args, isFlag):
 		if !conflist.Rewrite(os.Stdout, os.Stderr, verb, change, args) {
 			return 1
 		}
@@ -58,3 +56,7 @@ func command(verb string, args []string) (exitCode int) {
 	fmt.Fprint(os.Stderr, usage)
 	return 2
 }
+
+// isFlag: there are none yet, and whoever gives one must not have his file
+// changed in another way than he asked for.
+func isFlag(arg string) bool { return strings.HasPrefix(arg, "-") }

@@ -105,7 +105,7 @@ func openAndLock(ctx context.Context, path string) (*flock.Flock, error) {
 		err := file.Lock()
 		// The directory can vanish between MkdirAll and here.
 		for tries := 0; errors.Is(err, syscall.EINTR) || errors.Is(err, fs.ErrNotExist) && tries < 3; tries++ {
-			_ = os.MkdirAll(filepath.Dir(path), 0o700)
+			_ = os.MkdirAll(dir, 0o700)
 			err = file.Lock()
 		}
 		select {

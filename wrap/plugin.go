@@ -62,13 +62,17 @@ func Main() (exitCode int) {
 	verb := func(name string, steps func(*call, context.Context) error) func(*skel.CmdArgs) error {
 		return func(args *skel.CmdArgs) error { return serve(name, steps, args, environ) }
 	}
+	about := ""
+	if os.Getenv("CNI_COMMAND") == "" {
+		about = About() // costs a parse of the build's data, which no container start needs
+	}
 	err := skel.PluginMainFuncsWithError(skel.CNIFuncs{
 		Add:    verb("ADD", (*call).cmdAdd),
 		Del:    verb("DEL", (*call).cmdDel),
 		Check:  verb("CHECK", (*call).cmdCheck),
 		GC:     verb("GC", (*call).cmdGC),
 		Status: verb("STATUS", (*call).cmdStatus),
-	}, version.All, About())
+	}, version.All, about)
 	if err != nil {
 		_ = err.Print()
 		return 1

@@ -11,8 +11,8 @@ import (
 )
 
 // undo takes back a failed ADD while the runtime still waits and the namespace
-// still lives. It returns the error for the runtime: the
-// first one, with what could not be undone in its details.
+// still lives. It returns the error for the runtime: the first one, with what
+// could not be undone in its details.
 func (c *call) undo(ctx context.Context, first *types.Error) error {
 	if c.live {
 		// Somebody's attachment was here before us, and it works: a mistaken

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"strings"
 	"time"
@@ -278,10 +279,8 @@ func withPrevResult(config map[string]json.RawMessage, prevResult json.RawMessag
 	if prevResult == nil {
 		return config
 	}
-	out := map[string]json.RawMessage{}
-	for key, value := range config {
-		out[key] = value
-	}
+	out := map[string]json.RawMessage{} // a record's config may be nil
+	maps.Copy(out, config)
 	out["prevResult"] = prevResult
 	return out
 }
