@@ -17,7 +17,7 @@ func TestMain(m *testing.M) {
 }
 
 func TestScripts(t *testing.T) {
-	testscript.Run(t, testscript.Params{Dir: filepath.Join("conflist", "testdata", "script")})
+	testscript.Run(t, testscript.Params{Dir: filepath.Join("wrap", "operator", "testdata", "script")})
 }
 
 // What runs at every container start stays small and quick to start.

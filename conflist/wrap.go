@@ -7,184 +7,318 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
-	"github.com/containernetworking/cni/libcni"
-	"github.com/containernetworking/cni/pkg/types"
+	"github.com/tailscale/hujson"
 )
 
-const pluginName = "lockwrap"
+// PluginName is the type of lockwrap's own entry.
+const PluginName = "lockwrap"
 
 // ErrNothingToDo is returned for a list that is already as it should be.
 var ErrNothingToDo = errors.New("nothing to do")
 
-// Wrap puts lockwrap around all plugins of a list. The plugins stay as they
-// were, to the byte; the capabilities they declare are declared for lockwrap
-// too, since the runtime looks only there.
+// Wrap puts lockwrap around the plugins of the list: all of them, or the
+// contiguous run whose types are only. It returns the new content of the file.
+// The plugins stay as they were, to the byte; the capabilities they declare are
+// declared for lockwrap too, since the runtime looks only there.
 //
-// A list that is wrapped already gives ErrNothingToDo. A list that libcni would
-// not load, or that has lockwrap beside other plugins, is refused.
-func Wrap(list []byte) ([]byte, error) {
-	plugins, err := readPlugins(list)
-	if err != nil {
-		return nil, err
-	}
-	capabilities := map[string]bool{}
-	for _, p := range plugins.entries {
-		if p.conf.Type != pluginName {
-			for name, declared := range p.conf.Capabilities {
-				capabilities[name] = capabilities[name] || declared
-			}
-			continue
-		}
-		if len(plugins.entries) == 1 {
-			return nil, fmt.Errorf("already wrapped, %w", ErrNothingToDo)
-		}
-		return nil, errors.New(`it has lockwrap beside other plugins; move them into its "delegates", or unwrap it first`)
-	}
-
-	// The author's style, as far as one line can have one.
-	colon, comma := ":", ","
-	if bytes.Contains(list, []byte(`": `)) {
-		colon, comma = ": ", ", "
-	}
-	var head bytes.Buffer
-	fmt.Fprintf(&head, `{"type"%s"%s"%s`, colon, pluginName, comma)
-	var names []string
-	for name, declared := range capabilities {
-		if declared {
-			names = append(names, name)
+// A list that is wrapped already gives ErrNothingToDo. One where lockwrap stands
+// beside a plugin that needs its lock is refused with an *Error.
+func (l *List) Wrap(only []string) ([]byte, error) {
+	for _, p := range l.Plugins {
+		if p.Type == PluginName {
+			return nil, l.alreadyWrapped(only)
 		}
 	}
-	if len(names) > 0 {
-		slices.Sort(names)
-		fmt.Fprintf(&head, `"capabilities"%s{`, colon)
-		for i, name := range names {
-			if i > 0 {
-				head.WriteString(comma)
-			}
-			quoted, err := json.Marshal(name)
-			if err != nil {
-				return nil, err
-			}
-			fmt.Fprintf(&head, "%s%strue", quoted, colon)
-		}
-		fmt.Fprintf(&head, "}%s", comma)
-	}
-	fmt.Fprintf(&head, `"delegates"%s[`, colon)
-	return loadable(slices.Concat(
-		list[:plugins.inner.start], head.Bytes(),
-		list[plugins.inner.start:plugins.inner.end],
-		[]byte("]}"), list[plugins.inner.end:]))
-}
-
-// loadable gives out a new list only if libcni would load it.
-func loadable(list []byte) ([]byte, error) {
-	if _, err := libcni.NetworkConfFromBytes(list); err != nil {
-		return nil, fmt.Errorf("the outcome would be of no use: %w", err)
-	}
-	return list, nil
-}
-
-// Unwrap is the inverse of Wrap: for every list that Wrap accepts,
-// Unwrap(Wrap(list)) is list, byte for byte. It also unwraps what was wrapped by
-// hand. A list without lockwrap gives ErrNothingToDo.
-func Unwrap(list []byte) ([]byte, error) {
-	plugins, err := readPlugins(list)
-	if err != nil {
-		return nil, err
-	}
-	out := list
-	for _, p := range slices.Backward(plugins.entries) {
-		if p.conf.Type != pluginName {
-			continue
-		}
-		delegates, err := readArray(list, p.at, "delegates")
-		if err != nil {
+	first, last := 0, len(l.Plugins)-1
+	if only != nil {
+		var err error
+		if first, last, err = l.findRun(only); err != nil {
 			return nil, err
 		}
-		if len(bytes.TrimSpace(list[delegates.start:delegates.end])) == 0 {
-			return nil, errors.New(`"delegates" is empty; lockwrap must contain the plugins it wraps`)
-		}
-		out = slices.Concat(out[:p.at.start], list[delegates.start:delegates.end], out[p.at.end:])
 	}
-	if bytes.Equal(out, list) {
-		return nil, fmt.Errorf("no lockwrap entry, %w", ErrNothingToDo)
-	}
-	return loadable(out)
-}
-
-// span is a part of a file.
-type span struct{ start, end int }
-
-// pluginArray is the "plugins" of a list.
-type pluginArray struct {
-	inner   span // between the brackets
-	entries []plugin
-}
-
-type plugin struct {
-	at   span
-	conf types.PluginConf
-}
-
-// readPlugins finds the plugins in a list that libcni would load.
-func readPlugins(list []byte) (*pluginArray, error) {
-	conf, err := libcni.NetworkConfFromBytes(list)
+	run := l.Plugins[first : last+1]
+	from, to := run[0].start, run[len(run)-1].end
+	out := slices.Concat(l.data[:from], l.entry(run), l.data[to:])
+	// What can't be taken back is not written.
+	wrapped, err := Parse(l.path(), out)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("cannot wrap it: %w", err)
 	}
-	if len(conf.Plugins) == 0 {
-		return nil, errors.New(`it has no "plugins": lockwrap wraps network configuration lists`)
-	}
-	inner, err := readArray(list, span{0, len(list)}, "plugins")
+	back, err := wrapped.Unwrap()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("cannot wrap it: %w", err)
 	}
-	out := &pluginArray{inner: inner}
-	dec := json.NewDecoder(bytes.NewReader(list[inner.start-1 : inner.end+1]))
-	if _, err := dec.Token(); err != nil {
-		return nil, err
-	}
-	for dec.More() {
-		var raw json.RawMessage
-		if err := dec.Decode(&raw); err != nil {
-			return nil, err
-		}
-		end := inner.start - 1 + int(dec.InputOffset())
-		p := plugin{at: span{end - len(raw), end}}
-		if err := json.Unmarshal(raw, &p.conf); err != nil {
-			return nil, err
-		}
-		out.entries = append(out.entries, p)
+	if !bytes.Equal(back, l.data) {
+		return nil, errors.New("cannot wrap it so that unwrapping gives the same bytes; please report this with the file")
 	}
 	return out, nil
 }
 
-// readArray finds what is between the brackets of an object's member. Of two
-// members of one name the last counts, as for libcni.
-func readArray(list []byte, object span, name string) (span, error) {
-	dec := json.NewDecoder(bytes.NewReader(list[object.start:object.end]))
-	if _, err := dec.Token(); err != nil {
-		return span{}, err
+// path is a file name for which Parse sees a list or a single plugin, as here.
+func (l *List) path() string {
+	if l.Single {
+		return ".conf"
 	}
-	var found span
-	for dec.More() {
-		key, err := dec.Token()
+	return ".conflist"
+}
+
+// sharesRules are the plugins that change what containers share and do not lock
+// it.
+var sharesRules = []string{"bridge", "firewall", "portmap", "ptp"}
+
+// SharesRules reports whether a plugin is one of those that race with each
+// other when they run outside the lock.
+func SharesRules(pluginType string) bool { return slices.Contains(sharesRules, pluginType) }
+
+// alreadyWrapped says whether a list with a lockwrap in it can stay as it is.
+func (l *List) alreadyWrapped(only []string) error {
+	var inside, outside []string
+	wrappers := 0
+	for _, p := range l.Plugins {
+		if p.Type != PluginName {
+			outside = append(outside, p.Type)
+			if SharesRules(p.Type) {
+				return l.refuse(p, `run "lockwrap unwrap" on the file, then "lockwrap wrap"`,
+					"%q stands outside lockwrap and would run without the lock", p.Type)
+			}
+			continue
+		}
+		delegates, err := l.Delegates(p)
 		if err != nil {
-			return span{}, err
+			return err
 		}
-		var raw json.RawMessage
-		if err := dec.Decode(&raw); err != nil {
-			return span{}, err
+		for _, d := range delegates {
+			inside = append(inside, d.Type)
 		}
-		if key == name && len(raw) > 0 && raw[0] == '[' {
-			end := object.start + int(dec.InputOffset())
-			found = span{end - len(raw) + 1, end - 1}
+		if wrappers++; wrappers == 2 {
+			return l.refuse(p, `run "lockwrap unwrap" on the file, then "lockwrap wrap"`, "lockwrap is in the list twice; one is enough")
 		}
 	}
-	if found == (span{}) {
-		return span{}, fmt.Errorf("%q is missing or not a list", name)
+	if only != nil && !slices.Equal(only, inside) {
+		return l.refuse(l.Plugins[0], `run "lockwrap unwrap" on the file first`,
+			"it is wrapped already, around %s", strings.Join(inside, ","))
 	}
-	return found, nil
+	if len(outside) > 0 {
+		return fmt.Errorf("already wrapped, but for %s, %w", strings.Join(outside, " and "), ErrNothingToDo)
+	}
+	return fmt.Errorf("already wrapped, %w", ErrNothingToDo)
+}
+
+// findRun finds the plugins that the user named.
+func (l *List) findRun(only []string) (first, last int, err error) {
+	var types []string
+	for _, p := range l.Plugins {
+		types = append(types, p.Type)
+	}
+	found := -1
+	for i := 0; i+len(only) <= len(types); i++ {
+		if !slices.Equal(types[i:i+len(only)], only) {
+			continue
+		}
+		if found >= 0 {
+			return 0, 0, l.refuse(l.Plugins[i], "name more of its neighbours", "%s is there more than once", strings.Join(only, ","))
+		}
+		found = i
+	}
+	if found < 0 {
+		return 0, 0, l.refuse(l.Plugins[0], "name plugins that follow each other in the list, in its order",
+			"%s is no part of the list, which has %s", strings.Join(only, ","), strings.Join(types, ","))
+	}
+	return found, found + len(only) - 1, nil
+}
+
+func (l *List) refuse(p Plugin, todo, format string, args ...any) *Error {
+	return &Error{p.Line, p.Column, fmt.Sprintf(format, args...), todo}
+}
+
+// entry writes the lockwrap entry around a run of plugins. New lines are
+// indented as the author does it; the plugins' own lines stay where they are,
+// so that a diff shows only what is new.
+func (l *List) entry(run []Plugin) []byte {
+	s := l.styleOf(run[0])
+	colon, comma := s.colon, ","
+	members := []string{
+		`"type"` + colon + `"` + PluginName + `"`,
+	}
+	if l.Single {
+		// A file with a single plugin has the list's name and version in it.
+		if l.Name != "" {
+			members = slices.Insert(members, 0, `"name"`+colon+quote(l.Name))
+		}
+		if l.CNIVersion != "" {
+			members = slices.Insert(members, 0, `"cniVersion"`+colon+quote(l.CNIVersion))
+		}
+	}
+	if names := capabilities(run); len(names) > 0 {
+		for i, name := range names {
+			names[i] = name + colon + "true"
+		}
+		members = append(members, `"capabilities"`+colon+"{"+strings.Join(names, comma+s.space)+"}")
+	}
+	members = append(members, `"delegates"`+colon+"[")
+
+	var b bytes.Buffer
+	b.WriteString("{")
+	for i, m := range members {
+		switch {
+		case i > 0 && s.membersOwnLine:
+			b.WriteString(comma)
+		case i > 0:
+			b.WriteString(comma + s.space)
+		}
+		if s.membersOwnLine {
+			b.WriteString(s.newline + s.indent + s.unit)
+		}
+		b.WriteString(m)
+	}
+	if s.ownLine {
+		b.WriteString(s.newline + s.indent)
+	}
+	b.Write(l.data[run[0].start:run[len(run)-1].end])
+	if s.membersOwnLine {
+		b.WriteString(s.newline + s.indent + s.unit + "]" + s.newline + s.indent + "}")
+		return b.Bytes()
+	}
+	if s.ownLine {
+		b.WriteString(s.newline + s.indent)
+	}
+	b.WriteString("]}")
+	return b.Bytes()
+}
+
+// capabilities are those that any of the plugins declares true, as JSON strings.
+func capabilities(plugins []Plugin) []string {
+	union := map[string]bool{}
+	for _, p := range plugins {
+		for name, declared := range p.Capabilities {
+			if declared {
+				union[name] = true
+			}
+		}
+	}
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(union)) {
+		out = append(out, quote(name))
+	}
+	return out
+}
+
+func quote(s string) string {
+	quoted, err := json.Marshal(s)
+	if err != nil {
+		panic(err) // a string always marshals
+	}
+	return string(quoted)
+}
+
+// style is how the author writes.
+type style struct {
+	colon, space, newline string
+
+	ownLine        bool   // a plugin begins a line,
+	indent         string // which begins with this
+	membersOwnLine bool   // so does each member of it,
+	unit           string // with so much more
+}
+
+func (l *List) styleOf(p Plugin) style {
+	s := style{colon: ":", newline: "\n"}
+	if bytes.Contains(l.data, []byte(`": `)) {
+		s.colon, s.space = ": ", " "
+	}
+	if bytes.Contains(l.data, []byte("\r\n")) {
+		s.newline = "\r\n"
+	}
+	indent, ownLine := lineStart(l.data[:p.start])
+	if !ownLine || len(p.object.Members) == 0 {
+		return s
+	}
+	first := p.object.Members[0].Name
+	if bytes.ContainsRune(first.BeforeExtra, '\n') {
+		inner, _ := lineStart(l.data[:first.StartOffset])
+		s.unit, s.membersOwnLine = strings.CutPrefix(inner, indent)
+	}
+	if s.membersOwnLine || bytes.ContainsRune(l.data[:p.start], '\n') {
+		s.indent, s.ownLine = indent, true
+	}
+	return s
+}
+
+// lineStart returns what stands before the end of text in its last line; ok, if
+// that is only white space.
+func lineStart(text []byte) (indent string, ok bool) {
+	line := text[bytes.LastIndexByte(text, '\n')+1:]
+	return string(line), len(bytes.Trim(line, " \t")) == 0
+}
+
+// Unwrap is the inverse of Wrap: for every list that Wrap accepts, unwrapping
+// what it returned gives the file back, byte for byte. It also unwraps what was
+// wrapped by hand. A list without lockwrap gives ErrNothingToDo.
+func (l *List) Unwrap() ([]byte, error) {
+	out, found := l.data, false
+	for _, p := range slices.Backward(l.Plugins) {
+		if p.Type != PluginName {
+			continue
+		}
+		found = true
+		delegates, err := l.Delegates(p)
+		if err != nil {
+			return nil, err
+		}
+		if l.Single && len(delegates) > 1 {
+			return nil, l.refuse(delegates[1], "write a list into a .conflist file instead", "a file with a single plugin can't hold %d", len(delegates))
+		}
+		out = slices.Concat(out[:p.start], l.data[delegates[0].start:delegates[len(delegates)-1].end], out[p.end:])
+	}
+	if !found {
+		return nil, fmt.Errorf("no lockwrap entry, %w", ErrNothingToDo)
+	}
+	bare, err := Parse(l.path(), out)
+	if err != nil {
+		return nil, fmt.Errorf("what is inside lockwrap is no list: %w", err)
+	}
+	if bare.Name != l.Name || bare.CNIVersion != l.CNIVersion {
+		return nil, l.refuse(l.Plugins[0], `write the same "name" and "cniVersion" into the delegate`,
+			"the plugin inside lockwrap has another name or version than lockwrap")
+	}
+	return out, nil
+}
+
+// Delegates are the plugins inside a lockwrap entry.
+func (l *List) Delegates(p Plugin) ([]Plugin, error) {
+	value := member(p.object, "delegates")
+	if len(elements(value)) == 0 {
+		return nil, l.refuse(p, `write the plugins into "delegates", or remove the entry`,
+			`"delegates" is empty or missing; lockwrap must contain the plugins it wraps`)
+	}
+	var delegates []Plugin
+	for _, value := range elements(value) {
+		d := Plugin{start: value.StartOffset}
+		d.Line, d.Column = position(l.data, d.start)
+		conf, err := loadPlugin(l.data[value.StartOffset:value.EndOffset])
+		if err != nil {
+			return nil, l.refuse(d, "correct it", "the CNI library would not load this delegate: %v", withoutPrefix(err))
+		}
+		if conf.Type == PluginName {
+			return nil, l.refuse(d, "move its delegates one level up", "lockwrap inside lockwrap: the inner one would wait for the outer one for ever")
+		}
+		delegates = append(delegates, l.plugin(value, conf))
+	}
+	return delegates, nil
+}
+
+// OwnKeys are the keys of a lockwrap entry that "lockwrap wrap" would not write.
+func (l *List) OwnKeys(p Plugin) []string {
+	var keys []string
+	for _, m := range p.object.Members {
+		name, ok := m.Name.Value.(hujson.Literal)
+		if ok && !slices.Contains([]string{"type", "capabilities", "delegates", "name", "cniVersion"}, name.String()) {
+			keys = append(keys, name.String())
+		}
+	}
+	return keys
 }

@@ -23,9 +23,9 @@ import (
 // variable LOCKWRAP_CONFIG names another one.
 const hostConfigFile = "/etc/lockwrap/config.json"
 
-// settings are the keys that both the lockwrap entry and the host's
+// Settings are the keys that both the lockwrap entry and the host's
 // configuration file may set. The entry wins.
-type settings struct {
+type Settings struct {
 	LockFile      string        // the host-global lock; one file for all lists of a host
 	StateDir      string        // where the attachment records are
 	LockTimeout   time.Duration // longest wait for the lock
@@ -34,8 +34,8 @@ type settings struct {
 	LogLevel      slog.Level
 }
 
-func defaultSettings() settings {
-	return settings{
+func defaultSettings() Settings {
+	return Settings{
 		LockFile:      "/run/lockwrap/lock",
 		StateDir:      "/run/lockwrap",
 		LockTimeout:   2 * time.Minute,
@@ -45,7 +45,7 @@ func defaultSettings() settings {
 }
 
 // set takes over one key; known is false for a key that is no setting.
-func (s *settings) set(key string, raw json.RawMessage) (known bool, err error) {
+func (s *Settings) set(key string, raw json.RawMessage) (known bool, err error) {
 	switch key {
 	case "lockFile":
 		return true, setPath(&s.LockFile, raw)
@@ -95,9 +95,18 @@ func setLevel(dst *slog.Level, raw json.RawMessage) error {
 	return dst.UnmarshalText([]byte(s))
 }
 
+// HostSettings are the defaults with the host's configuration file over them,
+// which LOCKWRAP_CONFIG in environ names if it is not /etc/lockwrap/config.json.
+// Errors are *types.Error with code 7 and name file, key and value.
+func HostSettings(environ []string) (Settings, error) {
+	s := defaultSettings()
+	err := s.readHostConfig(environ)
+	return s, err
+}
+
 // readHostConfig overlays the host's configuration file. Only the default file
 // may be missing.
-func (s *settings) readHostConfig(environ []string) error {
+func (s *Settings) readHostConfig(environ []string) error {
 	path, named := lookupEnv(environ, "LOCKWRAP_CONFIG")
 	if !named || path == "" {
 		path, named = hostConfigFile, false
@@ -135,7 +144,7 @@ func (s *settings) readHostConfig(environ []string) error {
 // NetConf is the lockwrap entry of a network configuration list as the runtime
 // passes it on stdin.
 type NetConf struct {
-	settings
+	Settings
 
 	Name         string // of the list
 	CNIVersion   string // of the list, "" if it has none
@@ -149,10 +158,21 @@ type NetConf struct {
 	args          json.RawMessage
 }
 
+// ParseEntry reads a lockwrap entry as the plugin will when a container starts
+// in the network. Errors are as then: *types.Error with code 7.
+func ParseEntry(entry json.RawMessage, network, cniVersion string, environ []string) (*NetConf, error) {
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal(entry, &keys); err != nil || keys == nil {
+		return nil, configError("network %q: the lockwrap entry is not an object: %s", network, excerpt(entry))
+	}
+	keys["name"], keys["cniVersion"] = quote(network), quote(cniVersion)
+	return parse(mustMarshal(keys), environ)
+}
+
 // parse reads an entry. All that is wrong with it is found here, before
 // anything has changed. Errors have code 7 and name key and value.
 func parse(stdin []byte, environ []string) (*NetConf, error) {
-	conf := &NetConf{settings: defaultSettings(), passed: map[string]json.RawMessage{}}
+	conf := &NetConf{Settings: defaultSettings(), passed: map[string]json.RawMessage{}}
 	if err := conf.readHostConfig(environ); err != nil {
 		return nil, err
 	}
@@ -178,7 +198,7 @@ func parse(stdin []byte, environ []string) (*NetConf, error) {
 
 // take takes over one key of the entry. The error completes "VALUE is ...".
 func (c *NetConf) take(key string, raw json.RawMessage) error {
-	if known, err := c.settings.set(key, raw); known {
+	if known, err := c.Settings.set(key, raw); known {
 		return err
 	}
 	switch {
@@ -244,10 +264,11 @@ func (c *NetConf) takeDelegates(raw json.RawMessage) error {
 	return nil
 }
 
-// checkCapabilities refuses an entry that does not declare what a delegate
+// CheckCapabilities refuses an entry that does not declare what a delegate
 // declares: the runtime would not pass it, and host ports would silently not
-// work (multus-cni#544). A capability that was passed has been declared.
-func (c *NetConf) checkCapabilities() error {
+// work (multus-cni#544). A capability that was passed has been declared. The
+// error is a *types.Error with code 7 and names delegate and capability.
+func (c *NetConf) CheckCapabilities() error {
 	for _, d := range c.Delegates {
 		for _, name := range slices.Sorted(maps.Keys(d.capabilities)) {
 			_, passed := c.runtimeConfig[name]

@@ -82,13 +82,13 @@ func TestParse_settings(t *testing.T) {
 		name  string
 		env   []string
 		stdin string
-		want  settings
+		want  Settings
 	}{
 		{"defaults", nil, entry(""), defaultSettings()},
 		{"host", []string{"LOCKWRAP_CONFIG=" + file}, entry(""),
-			settings{LockFile: "/h/lock", StateDir: "/h/state", LockTimeout: 7 * time.Second, PluginTimeout: 8 * time.Second, LogLevel: slog.LevelWarn}},
+			Settings{LockFile: "/h/lock", StateDir: "/h/state", LockTimeout: 7 * time.Second, PluginTimeout: 8 * time.Second, LogLevel: slog.LevelWarn}},
 		{"the entry wins", []string{"LOCKWRAP_CONFIG=" + file}, entry(`, "lockFile": "/e/lock", "lockTimeout": "1m", "logLevel": "debug", "logFile": "/e/log"`),
-			settings{LockFile: "/e/lock", StateDir: "/h/state", LockTimeout: time.Minute, PluginTimeout: 8 * time.Second, LogLevel: slog.LevelDebug, LogFile: "/e/log"}},
+			Settings{LockFile: "/e/lock", StateDir: "/h/state", LockTimeout: time.Minute, PluginTimeout: 8 * time.Second, LogLevel: slog.LevelDebug, LogFile: "/e/log"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -96,7 +96,7 @@ func TestParse_settings(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(tt.want, conf.settings); diff != "" {
+			if diff := cmp.Diff(tt.want, conf.Settings); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -154,7 +154,7 @@ func TestCheckCapabilities(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = conf.checkCapabilities()
+			err = conf.CheckCapabilities()
 			switch {
 			case tt.missing == "" && err != nil:
 				t.Error(err)
@@ -227,7 +227,7 @@ func FuzzParse(f *testing.F) {
 		if len(conf.Delegates) == 0 {
 			t.Fatal("no delegates and no error")
 		}
-		_ = conf.checkCapabilities()
+		_ = conf.CheckCapabilities()
 		for _, d := range conf.Delegates {
 			var back map[string]any
 			config := conf.config(d, "ADD")

@@ -56,14 +56,15 @@ func (d *delegate) String() string {
 	return fmt.Sprintf("type=%q", d.Type)
 }
 
-// path finds the delegate's binary in CNI_PATH by libcni's rule, but never
-// lockwrap itself: a link of the delegate's name that leads back here would
-// wait for its own lock for ever. The error is in libcni's words.
-func (d *delegate) path(cniPath string) (string, error) {
+// FindPlugin finds the binary of a delegate in CNI_PATH by libcni's rule, but
+// never lockwrap itself: a link of the delegate's name that leads back here
+// would wait for its own lock for ever. The error is a *types.Error in libcni's
+// words.
+func FindPlugin(pluginType, cniPath string) (string, error) {
 	self, _ := os.Stat("/proc/self/exe")
 	dirs := filepath.SplitList(cniPath)
 	for _, dir := range dirs {
-		path, err := invoke.FindInPath(d.Type, []string{dir})
+		path, err := invoke.FindInPath(pluginType, []string{dir})
 		if err != nil {
 			continue
 		}
@@ -71,14 +72,14 @@ func (d *delegate) path(cniPath string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("failed to find plugin %q in path %s", d.Type, dirs), "")
+	return "", types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("failed to find plugin %q in path %s", pluginType, dirs), "")
 }
 
 // locate looks for all delegates before the first one runs, so that a missing
 // one changes nothing.
 func (c *NetConf) locate(cniPath string) error {
 	for _, d := range c.Delegates {
-		if _, err := d.path(cniPath); err != nil {
+		if _, err := FindPlugin(d.Type, cniPath); err != nil {
 			return ownError(types.ErrInvalidNetworkConfig, "install the plugin there, or correct the list",
 				"network %q: delegate %q cannot be found in CNI_PATH %q", c.Name, d.Type, filepath.SplitList(cniPath))
 		}
@@ -144,7 +145,7 @@ func mergeObjects(own, incoming json.RawMessage, merge func(string, json.RawMess
 
 // exec runs one delegate for a verb that has no result.
 func (c *call) exec(ctx context.Context, d *delegate, config map[string]json.RawMessage, env environment) error {
-	path, err := d.path(c.args.Path)
+	path, err := FindPlugin(d.Type, c.args.Path)
 	if err != nil {
 		return err
 	}
@@ -155,7 +156,7 @@ func (c *call) exec(ctx context.Context, d *delegate, config map[string]json.Raw
 // execAdd runs one delegate's ADD. It returns what the delegate printed beside
 // the result read from it by libcni's rules, and whether it was started at all.
 func (c *call) execAdd(ctx context.Context, d *delegate, config map[string]json.RawMessage) (printed []byte, result types.Result, started bool, err error) {
-	path, err := d.path(c.args.Path)
+	path, err := FindPlugin(d.Type, c.args.Path)
 	if err != nil {
 		return nil, nil, false, err
 	}

@@ -28,7 +28,8 @@ type note struct {
 	Since     time.Time `json:"since"`
 	// Group is the process group of the delegate that runs now. A holder that
 	// was killed leaves it for the next one, who waits for what is left of it.
-	Group int `json:"group,omitempty"`
+	Group  int    `json:"group,omitempty"`
+	Plugin string `json:"plugin,omitempty"` // the delegate's type
 }
 
 func readNote(path string) note {
@@ -103,7 +104,7 @@ func describeHolder(path string, pid int) string {
 		since = p.age()
 	}
 	if p, err := readProcess(pid); err == nil && strings.ContainsAny(p.state, "TtDZ") {
-		what += ", " + map[string]string{"T": "stopped", "t": "being traced", "D": "in uninterruptible sleep", "Z": "a zombie"}[p.state]
+		what += ", " + stateName(p.state)
 	}
 	return fmt.Sprintf("pid %d (%s) for %s", pid, what, round(since))
 }

@@ -138,8 +138,8 @@ func timeoutError(path string, waited time.Duration) *types.Error {
 		held = "held by " + describeHolder(path, holder)
 	}
 	return ownError(types.ErrTryAgainLater,
-		fmt.Sprintf(`%d others are waiting; "lsof %s" or "cat /proc/locks" shows them; raise "lockTimeout" if the holder is only slow`,
-			len(slices.DeleteFunc(waiters, func(pid int) bool { return pid == os.Getpid() })), path),
+		fmt.Sprintf(`%d others are waiting; run "lockwrap status"; raise "lockTimeout" if the holder is only slow`,
+			len(slices.DeleteFunc(waiters, func(pid int) bool { return pid == os.Getpid() }))),
 		"waited %s for %s, %s", round(waited), path, held)
 }
 
@@ -161,15 +161,15 @@ func (l *hostLock) begin(path string) {
 	if dead := readNote(path); dead.Group > 0 {
 		waitForStragglers(dead.Group, heldMark(dead.PID, path))
 	}
-	l.running(0)
+	l.running(0, "")
 }
 
-// running notes the process group of the delegate that runs now.
-func (l *hostLock) running(group int) {
+// running notes the delegate that runs now, and its process group.
+func (l *hostLock) running(group int, plugin string) {
 	if l.out == nil {
 		return
 	}
-	l.note.Group = group
+	l.note.Group, l.note.Plugin = group, plugin
 	data, err := json.Marshal(l.note)
 	if err != nil {
 		return

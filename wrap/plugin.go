@@ -175,7 +175,7 @@ func (c *call) runner(d *delegate) *runner {
 		limit: c.conf.PluginTimeout,
 		started: func(group int) {
 			if c.lock != nil {
-				c.lock.running(group)
+				c.lock.running(group, d.Type)
 			}
 			if c.rec != nil {
 				c.rec.Group = group

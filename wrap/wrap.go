@@ -22,7 +22,7 @@ import (
 // attachment is live: killed in between, lockwrap has failed for the runtime,
 // and the next ADD must find leftovers and not somebody's attachment.
 func (c *call) cmdAdd(ctx context.Context) error {
-	if err := c.conf.checkCapabilities(); err != nil {
+	if err := c.conf.CheckCapabilities(); err != nil {
 		return err
 	}
 	if err := c.conf.locate(c.args.Path); err != nil {
@@ -248,7 +248,7 @@ func (c *call) delDelegates(ctx context.Context, old *record) error {
 // bridge that failed may have removed the interface already, so each try looks
 // for it anew.
 func (c *call) delDelegate(ctx context.Context, d *delegate, config map[string]json.RawMessage, env environment) error {
-	if _, err := d.path(c.args.Path); err != nil {
+	if _, err := FindPlugin(d.Type, c.args.Path); err != nil {
 		return err
 	}
 	const tries = 3

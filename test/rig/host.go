@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -86,8 +87,11 @@ func NewHost(set Set, backend string) (*Host, error) {
 			return nil, err
 		}
 	}
-	// The machine's own settings are not this host's.
-	if err := os.WriteFile(filepath.Join(h.Dir, "config.json"), []byte("{}\n"), 0o600); err != nil {
+	// The machine's own settings are not this host's, and hosts share /run but neither lock nor records.
+	err := writeJSON(filepath.Join(h.Dir, "config.json"), map[string]string{
+		"lockFile": filepath.Join(h.StateDir(), "lock"), "stateDir": h.StateDir(),
+	})
+	if err != nil {
 		return nil, err
 	}
 	for _, cmd := range []string{"iptables", "ip6tables"} {
@@ -154,22 +158,32 @@ func init() { runtime.LockOSThread() }
 func inNetns(name string, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		// Never unlocked, so the thread ends with this goroutine and nothing else runs in the namespace.
-		runtime.LockOSThread()
-		ns, err := os.Open("/run/netns/" + name)
-		if err != nil {
+		if err := join(name); err != nil {
 			done <- err
-			return
-		}
-		defer ns.Close()
-		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
-			done <- fmt.Errorf("enter network namespace %s: %w", name, err)
 			return
 		}
 		done <- f()
 	}()
 	return <-done
 }
+
+// join puts the calling goroutine into the namespace until it ends.
+func join(name string) error {
+	// Never unlocked, so the thread ends with this goroutine and nothing else runs in the namespace.
+	runtime.LockOSThread()
+	ns, err := os.Open("/run/netns/" + name)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("enter network namespace %s: %w", name, err)
+	}
+	return nil
+}
+
+// Join puts the calling goroutine, and the processes that it starts, into the host's namespace until it ends.
+func (h *Host) Join() error { return join(h.Name) }
 
 // Close ends the host with all its containers.
 func (h *Host) Close() {
@@ -259,15 +273,19 @@ func isFile(path string) bool {
 
 // Environ is the environment of whatever runs on this host.
 func (h *Host) Environ(more ...string) []string {
-	env := append(os.Environ(),
-		"PATH="+strings.Join(append(h.path, os.Getenv("PATH")), ":"),
-		"NETCONFPATH="+filepath.Join(h.Dir, "net.d"),
-		"CNI_PATH="+h.PluginPath(),
-		"LOCKWRAP_CONFIG="+filepath.Join(h.Dir, "config.json"),
+	return append(append(append(os.Environ(), h.Vars()...), h.Env...), more...)
+}
+
+// Vars are the variables of it that every host has.
+func (h *Host) Vars() []string {
+	return []string{
+		"PATH=" + strings.Join(append(h.path, os.Getenv("PATH")), ":"),
+		"NETCONFPATH=" + filepath.Join(h.Dir, "net.d"),
+		"CNI_PATH=" + h.PluginPath(),
+		"LOCKWRAP_CONFIG=" + filepath.Join(h.Dir, "config.json"),
 		// Hosts do not share iptables, so they need not wait for each other.
-		"XTABLES_LOCKFILE="+filepath.Join(h.Dir, "xtables.lock"),
-	)
-	return append(append(env, h.Env...), more...)
+		"XTABLES_LOCKFILE=" + filepath.Join(h.Dir, "xtables.lock"),
+	}
 }
 
 // A Run is a program that has ended.
@@ -314,6 +332,15 @@ func (h *Host) cmd(netns string, cmd *exec.Cmd) Run {
 	start := time.Now()
 	err := inNetns(netns, cmd.Run)
 	return Run{stdout.String(), stderr.String(), err, time.Since(start)}
+}
+
+// Listen listens on a TCP port of the container.
+func (h *Host) Listen(c *Container, port int) (l net.Listener, err error) {
+	err = inNetns(c.Name, func() error {
+		l, err = net.Listen("tcp", fmt.Sprintf(":%d", port))
+		return err
+	})
+	return l, err
 }
 
 // Exec runs a program on the host.
