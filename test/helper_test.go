@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	gocni "github.com/containerd/go-cni"
+	"github.com/containernetworking/cni/libcni"
 
 	"github.com/lockwrap/lockwrap/test/rig"
 )
@@ -29,6 +30,8 @@ func runAsHelper() bool {
 		err = passPlugin()
 	case "gocni":
 		err = callGoCNI(os.Args[1], os.Args[2], os.Args[3], os.Args[4])
+	case "scan":
+		err = scanLists(os.Args[1], os.Args[2])
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -99,4 +102,25 @@ func callGoCNI(verb, id, netns, tries string) error {
 		fmt.Println(err)
 	}
 	return err
+}
+
+// scanLists loads all lists of a directory again and again, as runtimes do at any time, until the file end exists. A
+// broken one is an error, and so is any number but one. It prints how often it has looked.
+func scanLists(dir, end string) error {
+	for looks := 0; ; looks++ {
+		if _, err := os.Stat(end); err == nil {
+			fmt.Println(looks)
+			return nil
+		}
+		files, err := libcni.ConfFiles(dir, []string{".conf", ".conflist", ".json"})
+		if err != nil {
+			return err
+		}
+		if len(files) != 1 {
+			return fmt.Errorf("%d lists: %q", len(files), files)
+		}
+		if _, err := libcni.ConfListFromFile(files[0]); err != nil {
+			return err
+		}
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -26,8 +27,11 @@ import (
 //
 //	host [old] [legacy]   the same with the old plugins, iptables-legacy or both; comes first
 //	list bare             write the usual list, IPv4 and IPv6, to $LIST
+//	shim PLUGIN SCRIPT    run a line of shell before the plugin, from now on
 //	lockwrap ARGS...      run bin/lockwrap; its settings keep records in $STATE/attachments
-//	add NAME...           ADD of each, one after the other; then $NAME is its address
+//	doctor ARGS...        run its doctor on this host's lists
+//	container NAME...     a namespace for each; then $NAME_NETNS, $NAME_ID and $NAME_PORTS are what "exec cnitool" needs
+//	add NAME...           the same and ADD of each, one after the other; then $NAME is its address
 //	check NAME...         CHECK of each
 //	del NAME...           DEL of each; the namespaces stay, so they hide no link that DEL has left
 //	reach NAME...         each answers at its host port
@@ -49,15 +53,18 @@ func TestScripts(t *testing.T) {
 			return err
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"host":     host,
-			"list":     list,
-			"lockwrap": lockwrap,
-			"add":      add,
-			"check":    tool("check"),
-			"del":      tool("del"),
-			"reach":    reach,
-			"clean":    state((*rig.State).Clean),
-			"gone":     state((*rig.State).Gone),
+			"host":      host,
+			"list":      list,
+			"shim":      shim,
+			"lockwrap":  lockwrap,
+			"doctor":    doctor,
+			"container": container,
+			"add":       add,
+			"check":     tool("check"),
+			"del":       tool("del"),
+			"reach":     reach,
+			"clean":     state((*rig.State).Clean),
+			"gone":      state((*rig.State).Gone),
 		},
 	})
 }
@@ -81,7 +88,14 @@ func (s *session) open(set rig.Set, backend string, setenv func(key, value strin
 		return err
 	}
 	s.Host, s.containers = h, map[string]*rig.Container{}
-	for _, v := range append(h.Vars(), "LIST="+h.ListFile(), "STATE="+h.StateDir()) {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	own := []string{
+		"LIST=" + h.ListFile(), "STATE=" + h.StateDir(), "NETWORK=" + h.Name, "BIN=" + rig.Bin(""), "SELF=" + self,
+	}
+	for _, v := range append(h.Vars(), own...) {
 		key, value, _ := strings.Cut(v, "=")
 		setenv(key, value)
 	}
@@ -159,18 +173,45 @@ func list(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(h.Bare(h.Dual()...))
 }
 
+func shim(ts *testscript.TestScript, neg bool, args []string) {
+	usage(ts, !neg && len(args) == 2, "shim PLUGIN SCRIPT")
+	h := sessionOf(ts).Host
+	ts.Check(h.Shim(args[0], args[1]))
+	ts.Setenv("CNI_PATH", h.PluginPath())
+}
+
 func lockwrap(ts *testscript.TestScript, neg bool, args []string) {
 	expect(ts, neg, "lockwrap", ts.Exec(rig.Bin("lockwrap"), args...))
+}
+
+// doctor is pid 1 of a namespace of processes. The real one sees the machine's /run and not that of the tests, which
+// doctor would complain of wherever it may look.
+func doctor(ts *testscript.TestScript, neg bool, args []string) {
+	args = append([]string{"-pf", "--mount-proc", rig.Bin("lockwrap"), "doctor", "--conf-dir", ts.Getenv("NETCONFPATH")}, args...)
+	expect(ts, neg, "doctor", ts.Exec("unshare", args...))
+}
+
+func container(ts *testscript.TestScript, neg bool, names []string) {
+	s := sessionOf(ts)
+	usage(ts, !neg && len(names) > 0, "container NAME...")
+	for _, name := range names {
+		usage(ts, s.containers[name] == nil, "container NAME..., each once")
+		c, err := s.NewContainer()
+		ts.Check(err)
+		ts.Setenv(name+"_NETNS", c.NetNS)
+		ts.Setenv(name+"_ID", c.ID)
+		ts.Setenv(name+"_PORTS", c.Ports)
+		s.containers[name] = c
+	}
 }
 
 func add(ts *testscript.TestScript, neg bool, names []string) {
 	s := sessionOf(ts)
 	for _, name := range names {
 		if s.containers[name] == nil {
-			c, err := s.NewContainer()
-			ts.Check(err)
-			ts.Check(s.serve(name, c))
-			s.containers[name] = c
+			container(ts, false, []string{name})
+			// Nobody listens in one that a script made itself: the script may want to remove its namespace.
+			ts.Check(s.serve(name, s.containers[name]))
 		}
 	}
 	eachNamed(ts, "add", names, func(name string, c *rig.Container) {

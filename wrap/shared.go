@@ -50,11 +50,11 @@ func (c *NetConf) SharedChains() []SharedChain {
 }
 
 // FindChains tells which of the chains exist, by one listing of each table. The
-// error joins what went wrong; chains of a table that can't be listed do not
-// exist as far as can be seen.
+// error joins what went wrong; chains of a table that can't be listed are not in
+// the map.
 func FindChains(chains []SharedChain) (map[SharedChain]bool, error) {
 	found := map[SharedChain]bool{}
-	listed := map[SharedChain][]string{} // by a chain without a name
+	listed := map[SharedChain][]string{} // by a chain without a name; nil if it can't be
 	var errs []error
 	for _, chain := range chains {
 		table := SharedChain{Chain{Table: chain.Table}, chain.IPv6}
@@ -64,10 +64,16 @@ func FindChains(chains []SharedChain) (map[SharedChain]bool, error) {
 			if err == nil {
 				names, err = ipt.ListChains(chain.Table)
 			}
+			if err != nil {
+				names, errs = nil, append(errs, err)
+			} else {
+				names = append([]string{}, names...)
+			}
 			listed[table] = names
-			errs = append(errs, err)
 		}
-		found[chain] = slices.Contains(names, chain.Name)
+		if names != nil {
+			found[chain] = slices.Contains(names, chain.Name)
+		}
 	}
 	return found, errors.Join(errs...)
 }

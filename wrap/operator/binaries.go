@@ -5,6 +5,7 @@ package operator
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -63,6 +64,8 @@ func newBinaries(path string) *binaries { return &binaries{path: path, answers: 
 
 func (b *binaries) dirs() string { return strings.Join(filepath.SplitList(b.path), " or ") }
 
+var errNotExecutable = errors.New("not executable")
+
 // find looks for a plugin as libcni does. Lockwrap itself is one, but never in
 // the place of another.
 func (b *binaries) find(pluginType string) (path string, err error) {
@@ -76,7 +79,7 @@ func (b *binaries) find(pluginType string) (path string, err error) {
 	}
 	info, err := os.Stat(path)
 	if err == nil && info.Mode().Perm()&0o111 == 0 {
-		return "", fmt.Errorf("%s is not executable", path)
+		return "", fmt.Errorf("%s is %w", path, errNotExecutable)
 	}
 	return path, nil
 }

@@ -30,8 +30,8 @@ func chainsCommand() command {
 		operands: "FILE...",
 		about:    "list the iptables chains that containers share, or create them",
 		help: `One line for each chain that the plugins of the lists share, bare lists
-included: present or missing, address family, table, name. The exit code is 1 if
-one is missing.
+included: present or missing, address family, table, name. A chain that iptables
+can't tell of is unknown. The exit code is 1 unless all are present.
 
 Before the first container of a boot, and after a firewall reload, this unit
 creates them, with your list in the place of web.conflist:
@@ -102,7 +102,9 @@ func (c *console) chains(file string, create bool) bool {
 	}
 	for _, chain := range needed {
 		state := "present"
-		if !found[chain] {
+		if there, known := found[chain]; !known {
+			state, ok = "unknown", false
+		} else if !there {
 			state, ok = "missing", false
 		}
 		family := "ipv4"
@@ -121,8 +123,10 @@ func (c *console) failed(file string, err error) {
 		c.hintf("%s", cniErr.Details)
 		return
 	}
-	for line := range strings.Lines(strings.TrimSpace(err.Error())) {
-		c.errorf("%s: %s", file, strings.TrimSpace(line))
+	for line := range strings.Lines(err.Error()) {
+		if line = strings.TrimSpace(line); line != "" {
+			c.errorf("%s: %s", file, line)
+		}
 	}
 	if os.Geteuid() != 0 {
 		c.hintf("run it as root")

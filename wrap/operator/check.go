@@ -238,6 +238,8 @@ func (x *examiner) binary(l *examined, p conflist.Plugin) {
 		}
 		a, err := x.bins.ask(name)
 		switch {
+		case errors.Is(err, errNotExecutable):
+			x.addAt(fail, l.path, p, "chmod 755 it", "%v", err)
 		case err != nil:
 			x.addAt(fail, l.path, p, "install it there", "%v", err)
 		case a.err != nil:

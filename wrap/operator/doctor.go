@@ -180,9 +180,12 @@ func olderThan(release, other string) bool {
 
 // attachments tells what is stuck: the lock's holder and the records.
 func (x *examiner) attachments() {
+	if _, err := wrap.HostSettings(x.environ); err != nil {
+		return // said already
+	}
 	all, err := readStatus(x.environ)
 	if err != nil {
-		x.add(warn, "status", "run it as root", "%s", ownWords(err))
+		x.add(warn, "status", "run it as root", "%v", err)
 		return
 	}
 	now := time.Now()

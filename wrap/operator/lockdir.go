@@ -69,9 +69,9 @@ func (x *examiner) lock(file string) {
 		return
 	}
 	worst := fine
-	complain := func(s severity, todo, format string, args ...any) {
-		x.add(s, file, todo, format, args...)
+	complain := func(s severity, todo, format string, args ...any) *finding {
 		worst = s
+		return x.add(s, file, todo, format, args...)
 	}
 	if !info.IsDir() {
 		complain(fail, "name another lockFile", "%s is not a directory", dir)
@@ -89,16 +89,17 @@ func (x *examiner) lock(file string) {
 	// Whoever can open the lock file can hold it for ever; whoever can write
 	// to its directory can put another in its place.
 	if mode := info.Mode(); mode.Perm()&0o022 != 0 && mode&fs.ModeSticky == 0 {
-		complain(fail, "chmod go-w "+dir, "%s is writable by others (mode %s), who can take the lock", dir, mode.Perm())
+		complain(fail, "take the right away", "%s is writable by others (mode %04o), who can take the lock", dir, mode.Perm()).
+			Commands = []string{"chmod go-w " + quoteShell(dir)}
 	} else if made == "" && filepath.Base(dir) == "lockwrap" && mode.Perm() != 0o700 {
-		complain(warn, "none: the next container start corrects it, or chmod 700 "+dir, "%s has mode %s, not %s", dir, mode.Perm(), fs.FileMode(0o700))
+		complain(warn, "none: the next container start corrects it", "%s has mode %04o, not 0700", dir, mode.Perm())
 	}
 	if lock, err := os.Stat(file); err == nil {
 		switch {
 		case !lock.Mode().IsRegular():
 			complain(fail, "remove it", "it is not a regular file")
 		case lock.Mode().Perm()&0o077 != 0:
-			complain(warn, "none: the next container start corrects it, or chmod 600 "+file, "it has mode %s, so others can hold the lock", lock.Mode().Perm())
+			complain(warn, "none: the next container start corrects it", "it has mode %04o, so others can hold the lock", lock.Mode().Perm())
 		}
 	}
 	if elsewhere(dir) {
