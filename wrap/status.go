@@ -43,23 +43,25 @@ type LockUser struct {
 	Running []string `json:"running,omitempty"`
 }
 
-// InspectLock looks at a lock without touching it. The error is the one of
-// opening the lock file; errors.Is(err, fs.ErrNotExist) means that nobody has
-// taken the lock since boot.
+// InspectLock looks at a lock without touching it. Errors are *fs.PathError;
+// errors.Is(err, fs.ErrNotExist) means that nobody has taken the lock since
+// boot.
 func InspectLock(path string) (LockStatus, error) {
 	s := LockStatus{Path: path, Waiters: []LockUser{}}
-	file, err := os.Open(path)
+	info, err := os.Stat(path)
 	if err != nil {
 		return s, err
 	}
-	_ = file.Close()
-	n := readNote(path)
+	if !info.Mode().IsRegular() {
+		return s, &fs.PathError{Op: "look at", Path: path, Err: errors.New("not a regular file")}
+	}
 	holder, waiters := lockUsers(path)
+	n := readNote(path)
 	switch {
 	case holder != 0:
 		user := lockUser(holder, n)
 		s.Holder = &user
-	case n.PID != 0:
+	case n.PID != 0 && unix.Kill(n.PID, 0) == unix.ESRCH:
 		user := LockUser{PID: n.PID, Verb: n.Verb, Network: n.Network, Container: n.Container, IfName: n.IfName, Since: n.Since, Plugin: n.Plugin}
 		s.Died = &user
 	}
