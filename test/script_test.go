@@ -23,7 +23,8 @@ import (
 
 // Each script is an operator's session on a cold host of its own, with the newest plugins and nft. What exec starts
 // runs there, with the host's iptables and all variables that cnitool and lockwrap need. Containers have the host
-// ports 10001, 10002, ... in the order of their first ADD. The commands, beside testscript's own:
+// ports 10001, 10002, ... in the order of their first ADD. $NETWORK is the name of its network, $BIN is bin/ and $SELF
+// the program of the tests, which can be a helper. The commands, beside testscript's own:
 //
 //	host [old] [legacy]   the same with the old plugins, iptables-legacy or both; comes first
 //	list bare             write the usual list, IPv4 and IPv6, to $LIST
