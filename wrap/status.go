@@ -61,7 +61,7 @@ func InspectLock(path string) (LockStatus, error) {
 	case holder != 0:
 		user := lockUser(holder, n)
 		s.Holder = &user
-	case n.PID != 0 && unix.Kill(n.PID, 0) == unix.ESRCH:
+	case n.PID != 0 && hasEnded(n.PID):
 		user := LockUser{PID: n.PID, Verb: n.Verb, Network: n.Network, Container: n.Container, IfName: n.IfName, Since: n.Since, Plugin: n.Plugin}
 		s.Died = &user
 	}
@@ -69,6 +69,11 @@ func InspectLock(path string) (LockStatus, error) {
 		s.Waiters = append(s.Waiters, lockUser(pid, note{}))
 	}
 	return s, nil
+}
+
+func hasEnded(pid int) bool {
+	p, err := readProcess(pid)
+	return errors.Is(err, fs.ErrNotExist) || err == nil && p.state == "Z"
 }
 
 // lockUser describes a process, by the note if it is the one who wrote it.

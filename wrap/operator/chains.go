@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
-	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -87,19 +86,14 @@ func (c *console) chains(file string, create bool) bool {
 		c.printf("%s: its plugins share no chains\n", file)
 		return true
 	}
-	ok := true
+	var createErr error
 	if create {
 		// Several entries of one list have one lock, or "check" complains.
-		if err := wrap.CreateChains(context.Background(), confs[0].Settings, confs[0].Name, needed); err != nil {
-			c.failed(file, err)
-			ok = false
-		}
+		createErr = wrap.CreateChains(context.Background(), confs[0].Settings, confs[0].Name, needed)
 	}
-	found, err := wrap.FindChains(needed)
-	if err != nil {
-		c.failed(file, err)
-		ok = false
-	}
+	found, findErr := wrap.FindChains(needed)
+	c.failed(file, createErr, findErr)
+	ok := createErr == nil && findErr == nil
 	for _, chain := range needed {
 		state := "present"
 		if there, known := found[chain]; !known {
@@ -116,19 +110,27 @@ func (c *console) chains(file string, create bool) bool {
 	return ok
 }
 
-func (c *console) failed(file string, err error) {
-	var cniErr *types.Error
-	if errors.As(err, &cniErr) {
-		c.errorf("%s: %s", file, strings.TrimPrefix(cniErr.Msg, "lockwrap: "))
-		c.hintf("%s", cniErr.Details)
-		return
-	}
-	for line := range strings.Lines(err.Error()) {
-		if line = strings.TrimSpace(line); line != "" {
-			c.errorf("%s: %s", file, line)
+// failed says each thing that went wrong once.
+func (c *console) failed(file string, errs ...error) {
+	var said []string
+	for _, err := range errs {
+		var cniErr *types.Error
+		switch {
+		case err == nil:
+			continue
+		case errors.As(err, &cniErr):
+			c.errorf("%s: %s", file, ownWords(cniErr))
+			c.hintf("%s", cniErr.Details)
+			continue
+		}
+		for line := range strings.Lines(err.Error()) {
+			if line = strings.TrimSpace(line); line != "" && !slices.Contains(said, line) {
+				c.errorf("%s: %s", file, line)
+				said = append(said, line)
+			}
 		}
 	}
-	if os.Geteuid() != 0 {
+	if len(said) > 0 && os.Geteuid() != 0 {
 		c.hintf("run it as root")
 	}
 }
@@ -159,7 +161,7 @@ func entries(file string) ([]*wrap.NetConf, error) {
 	for _, raw := range raws {
 		conf, err := wrap.ParseEntry(raw, list.Name, list.CNIVersion, os.Environ())
 		if err != nil {
-			return nil, fmt.Errorf("%s", strings.TrimPrefix(err.(*types.Error).Msg, "lockwrap: "))
+			return nil, errors.New(ownWords(err))
 		}
 		confs = append(confs, conf)
 	}

@@ -199,7 +199,7 @@ func (x *examiner) entry(l *examined, p conflist.Plugin) {
 		if todo == "" {
 			todo = "correct it"
 		}
-		x.addAt(fail, l.path, p, todo, "%s", strings.TrimPrefix(cniErr.Msg, "lockwrap: "))
+		x.addAt(fail, l.path, p, todo, "%s", ownWords(cniErr))
 	}
 	delegates, err := l.Delegates(p)
 	if err != nil {

@@ -15,6 +15,8 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/types"
+
 	"github.com/lockwrap/lockwrap/wrap"
 )
 
@@ -76,9 +78,15 @@ func (c *console) status(asJSON bool) int {
 	return 0
 }
 
-// ownWords is an error without the prefix that all of lockwrap's errors have for
-// a runtime.
-func ownWords(err error) string { return strings.TrimPrefix(err.Error(), "lockwrap: ") }
+// ownWords is an error of package wrap without what it has for a runtime: the
+// prefix of all of lockwrap's errors, and the details behind the message.
+func ownWords(err error) string {
+	text := err.Error()
+	if cniErr := (*types.Error)(nil); errors.As(err, &cniErr) {
+		text = cniErr.Msg
+	}
+	return strings.TrimPrefix(text, "lockwrap: ")
+}
 
 // readStatus looks at every lock and state directory that the host uses.
 func readStatus(environ []string) ([]status, error) {
@@ -227,13 +235,8 @@ func (s status) writeAttachments(b *strings.Builder, now time.Time) {
 		return
 	}
 	stuck := 0
-	w := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
-	for _, a := range s.Attachments {
-		if a.Stuck != "" {
-			stuck++
-		}
-	}
-	fmt.Fprintf(b, "%d, %d stuck\n", len(s.Attachments), stuck)
+	var table strings.Builder
+	w := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
 	fmt.Fprint(w, "  NETWORK\tSTATE\tFOR\tCONTAINER\tINTERFACE\n")
 	for _, a := range s.Attachments {
 		state := a.State
@@ -242,11 +245,18 @@ func (s status) writeAttachments(b *strings.Builder, now time.Time) {
 		}
 		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\t%s\n", orUnknown(a.Network), state, age(now, a.Since), orUnknown(a.Container), orUnknown(a.IfName))
 		if a.Stuck != "" {
-			// Not a cell: it would make the column as wide as itself.
-			fmt.Fprintf(w, "    stuck: %s\n", a.Stuck)
+			stuck++
 		}
 	}
 	_ = w.Flush()
+	fmt.Fprintf(b, "%d, %d stuck\n", len(s.Attachments), stuck)
+	// The reasons go between the lines: as cells they would make it too wide.
+	for i, line := range strings.SplitAfter(table.String(), "\n") {
+		b.WriteString(line)
+		if i > 0 && i <= stuck {
+			fmt.Fprintf(b, "    stuck: %s\n", s.Attachments[i-1].Stuck)
+		}
+	}
 }
 
 func orUnknown(s string) string {
