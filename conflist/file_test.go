@@ -3,11 +3,13 @@
 package conflist
 
 import (
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 func writeFile(t *testing.T, path, content string, mode fs.FileMode) {
@@ -87,14 +89,36 @@ func TestReplace_link(t *testing.T) {
 
 // An editor that was faster than us must not lose its work.
 func TestReplace_changedMeanwhile(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "a.conflist")
-	writeFile(t, path, "old", 0o644)
-	f := mustOpen(t, path)
-	writeFile(t, path, "theirs", 0o644)
-	if err := f.Replace([]byte("new")); err == nil || !strings.Contains(err.Error(), "somebody else has just changed the file") {
-		t.Errorf("got %v", err)
+	changes := map[string]func(path string) error{
+		"another size": func(path string) error { return os.WriteFile(path, []byte("theirs"), 0o644) },
+		"another time": func(path string) error {
+			return errors.Join(os.WriteFile(path, []byte("odd"), 0o644), os.Chtimes(path, time.Time{}, time.Unix(1, 0)))
+		},
+		"another file": func(path string) error {
+			return errors.Join(os.WriteFile(path+"~", []byte("odd"), 0o644), os.Chtimes(path+"~", time.Time{}, time.Unix(2, 0)), os.Rename(path+"~", path))
+		},
 	}
-	mustHave(t, path, "theirs", 1)
+	for name, change := range changes {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "a.conflist")
+			writeFile(t, path, "old", 0o644)
+			if err := os.Chtimes(path, time.Time{}, time.Unix(2, 0)); err != nil {
+				t.Fatal(err)
+			}
+			f := mustOpen(t, path)
+			if err := change(path); err != nil {
+				t.Fatal(err)
+			}
+			theirs, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := f.Replace([]byte("new")); err == nil || !strings.Contains(err.Error(), "somebody else has just changed the file") {
+				t.Errorf("got %v", err)
+			}
+			mustHave(t, path, string(theirs), 1)
+		})
+	}
 }
 
 func TestOpen_noFile(t *testing.T) {

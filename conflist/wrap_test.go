@@ -212,13 +212,13 @@ func TestWrap_single(t *testing.T) {
 	if string(out) != want {
 		t.Errorf("got  %s\nwant %s", out, want)
 	}
-	for name, data := range map[string]string{
-		"two delegates": `{"name": "a", "type": "lockwrap", "delegates": [{"name": "a", "type": "b"}, {"type": "c"}]}`,
-		"another name":  `{"name": "a", "type": "lockwrap", "delegates": [{"name": "b", "type": "b"}]}`,
-		"no name":       `{"name": "a", "type": "lockwrap", "delegates": [{"type": "b"}]}`,
+	for data, want := range map[string]string{
+		`{"name": "a", "type": "lockwrap", "delegates": [{"name": "a", "type": "b"}, {"type": "c"}]}`: `1:76: a file with a single plugin can't hold 2`,
+		`{"name": "a", "type": "lockwrap", "delegates": [{"name": "b", "type": "b"}]}`:                `1:1: the plugin inside lockwrap has another name or version than lockwrap`,
+		`{"name": "a", "type": "lockwrap", "delegates": [{"type": "b"}]}`:                             `1:1: the plugin inside lockwrap has another name or version than lockwrap`,
 	} {
-		if out, err := mustParse(t, "a.conf", []byte(data)).Unwrap(); err == nil {
-			t.Errorf("%s: got %s", name, out)
+		if out, err := mustParse(t, "a.conf", []byte(data)).Unwrap(); err == nil || err.Error() != want {
+			t.Errorf("%s: got %s, %v, want %s", data, out, err, want)
 		}
 	}
 }
