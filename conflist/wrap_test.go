@@ -213,7 +213,7 @@ func TestWrap_single(t *testing.T) {
 		t.Errorf("got  %s\nwant %s", out, want)
 	}
 	for data, want := range map[string]string{
-		`{"name": "a", "type": "lockwrap", "delegates": [{"name": "a", "type": "b"}, {"type": "c"}]}`: `1:76: a file with a single plugin can't hold 2`,
+		`{"name": "a", "type": "lockwrap", "delegates": [{"name": "a", "type": "b"}, {"type": "c"}]}`: `1:77: a file with a single plugin can't hold 2`,
 		`{"name": "a", "type": "lockwrap", "delegates": [{"name": "b", "type": "b"}]}`:                `1:1: the plugin inside lockwrap has another name or version than lockwrap`,
 		`{"name": "a", "type": "lockwrap", "delegates": [{"type": "b"}]}`:                             `1:1: the plugin inside lockwrap has another name or version than lockwrap`,
 	} {
