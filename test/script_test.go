@@ -188,8 +188,8 @@ func lockwrap(ts *testscript.TestScript, neg bool, args []string) {
 // doctor is pid 1 of a namespace of processes. The real one sees the machine's /run and not that of the tests, which
 // doctor would complain of wherever it may look.
 func doctor(ts *testscript.TestScript, neg bool, args []string) {
-	args = append([]string{"-pf", "--mount-proc", rig.Bin("lockwrap"), "doctor", "--conf-dir", ts.Getenv("NETCONFPATH")}, args...)
-	expect(ts, neg, "doctor", ts.Exec("unshare", args...))
+	cmd := []string{"-pf", "--mount-proc", rig.Bin("lockwrap"), "doctor", "--conf-dir", ts.Getenv("NETCONFPATH")}
+	expect(ts, neg, "doctor", ts.Exec("unshare", append(cmd, args...)...))
 }
 
 func container(ts *testscript.TestScript, neg bool, names []string) {
