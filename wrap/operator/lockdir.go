@@ -94,7 +94,9 @@ func (x *examiner) lock(file string) {
 	} else if made == "" && filepath.Base(dir) == "lockwrap" && mode.Perm() != 0o700 {
 		complain(warn, "none: the next container start corrects it", "%s has mode %04o, not 0700", dir, mode.Perm())
 	}
-	if lock, err := os.Stat(file); err == nil {
+	if lock, err := os.Stat(file); errors.Is(err, fs.ErrPermission) {
+		complain(warn, "run it as root", "%v", err)
+	} else if err == nil {
 		switch {
 		case !lock.Mode().IsRegular():
 			complain(fail, "remove it", "it is not a regular file")
@@ -102,7 +104,10 @@ func (x *examiner) lock(file string) {
 			complain(warn, "none: the next container start corrects it", "it has mode %04o, so others can hold the lock", lock.Mode().Perm())
 		}
 	}
-	if elsewhere(dir) {
+	switch other, err := elsewhere(dir); {
+	case err != nil:
+		complain(warn, "run it as root, and not in a container", "cannot tell whether pid 1 sees the same %s: %v", dir, errors.Unwrap(err))
+	case other:
 		complain(fail, "run lockwrap, and every runtime, where the host's "+dir+" is mounted",
 			"%s here is not the one that pid 1 sees: what runs here does not exclude the rest of the host", dir)
 	}
@@ -112,17 +117,19 @@ func (x *examiner) lock(file string) {
 }
 
 // elsewhere reports whether pid 1 sees another directory at the same path: then
-// this is another mount namespace, and another lock (kubespray#3192).
-func elsewhere(dir string) bool {
-	here, err1 := os.Stat(dir)
-	there, err2 := os.Stat(filepath.Join("/proc/1/root", dir))
-	if errors.Is(err2, fs.ErrNotExist) {
-		return err1 == nil && canSeePID1()
+// this is another mount namespace, and another lock (kubespray#3192). The error
+// is an *fs.PathError.
+func elsewhere(dir string) (bool, error) {
+	here, err := os.Stat(dir)
+	if err != nil {
+		return false, err
 	}
-	return err1 == nil && err2 == nil && !os.SameFile(here, there)
-}
-
-func canSeePID1() bool {
-	_, err := os.Stat("/proc/1/root/")
-	return err == nil
+	if _, err := os.Stat("/proc/1/root/"); err != nil {
+		return false, err
+	}
+	there, err := os.Stat(filepath.Join("/proc/1/root", dir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	return err == nil && !os.SameFile(here, there), err
 }

@@ -119,7 +119,7 @@ func judge(command, table, listing string) findings {
 	var rules, once []string
 	count := map[string]int{}
 	for line := range strings.Lines(listing) {
-		if rule := strings.TrimSpace(line); strings.HasPrefix(rule, "-A ") {
+		if rule, ok := forShell(strings.TrimSpace(line)); ok && strings.HasPrefix(rule, "-A ") {
 			rules = append(rules, rule)
 		}
 	}
@@ -152,6 +152,35 @@ func judge(command, table, listing string) findings {
 		at.Commands = putFirst(command, isolation)
 	}
 	return f
+}
+
+// forShell writes a line of a listing so that a shell reads the same words:
+// iptables quotes them, but leaves $ and ` in them alive.
+func forShell(line string) (_ string, ok bool) {
+	var words []string
+	for rest := strings.TrimLeft(line, " "); rest != ""; rest = strings.TrimLeft(rest, " ") {
+		word, after, _ := strings.Cut(rest, " ")
+		if quoted, is := strings.CutPrefix(rest, `"`); is {
+			var b strings.Builder
+			i := 0
+			for ; i < len(quoted) && quoted[i] != '"'; i++ {
+				if quoted[i] == '\\' && i+1 < len(quoted) {
+					i++
+				}
+				b.WriteByte(quoted[i])
+			}
+			if i == len(quoted) {
+				return "", false // a comment with a line break in it, for instance
+			}
+			word, after = b.String(), quoted[i+1:]
+		}
+		const harmless = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:,+=@%!"
+		if word == "" || strings.Trim(word, harmless) != "" {
+			word = quoteShell(word)
+		}
+		words, rest = append(words, word), after
+	}
+	return strings.Join(words, " "), true
 }
 
 // misordered finds the jump to the isolation stages, and reports whether one to

@@ -11,10 +11,10 @@ import (
 )
 
 const (
-	accept  = "-A FORWARD -m comment --comment \"CNI firewall plugin rules\" -j CNI-FORWARD"
-	isolate = "-A FORWARD -m comment --comment \"CNI firewall plugin rules (ingressPolicy: same-bridge)\" -j CNI-ISOLATION-STAGE-1"
+	accept  = "-A FORWARD -m comment --comment 'CNI firewall plugin rules' -j CNI-FORWARD"
+	isolate = "-A FORWARD -m comment --comment 'CNI firewall plugin rules (ingressPolicy: same-bridge)' -j CNI-ISOLATION-STAGE-1"
 	docker  = "-A FORWARD -j DOCKER-USER"
-	masq    = "-A POSTROUTING -m comment --comment \"CNI portfwd requiring masquerade\" -j CNI-HOSTPORT-MASQ"
+	masq    = "-A POSTROUTING -m comment --comment 'CNI portfwd requiring masquerade' -j CNI-HOSTPORT-MASQ"
 )
 
 // Whatever races have left: after the commands every rule of a CNI plugin is
@@ -38,7 +38,7 @@ func TestJudge(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			listing := "-P FORWARD ACCEPT\n-N CNI-FORWARD\n" + strings.Join(tt.rules, "\n")
+			listing := listed(append([]string{"-P FORWARD ACCEPT", "-N CNI-FORWARD"}, tt.rules...))
 			f := judge("iptables", tt.table, listing)
 			if f.worst() != tt.worst {
 				t.Errorf("it is %s, not %s", f.worst(), tt.worst)
@@ -52,10 +52,31 @@ func TestJudge(t *testing.T) {
 			if diff := cmp.Diff(tt.want, rules); diff != "" {
 				t.Errorf("%v\n%s", f, diff)
 			}
-			if again := judge("iptables", tt.table, strings.Join(rules, "\n")); len(again) > 0 {
+			if again := judge("iptables", tt.table, listed(rules)); len(again) > 0 {
 				t.Errorf("afterwards: %v", again)
 			}
 		})
+	}
+}
+
+// listed are rules as iptables lists them: with quotes of its own.
+func listed(rules []string) string { return strings.ReplaceAll(strings.Join(rules, "\n"), "'", `"`) }
+
+func TestForShell(t *testing.T) {
+	for line, want := range map[string]string{
+		`-A F ! -d 10.0.0.0/8 -p tcp -m multiport --dports 80,443 -j X`: `-A F ! -d 10.0.0.0/8 -p tcp -m multiport --dports 80,443 -j X`,
+		`--comment "CNI $(reboot) it's"`:                                `--comment 'CNI $(reboot) it'\''s'`,
+		"--comment \"a\\\"b\\\\c`d`\"":                                  "--comment 'a\"b\\c`d`'",
+		`--comment "" -j X`:                                             `--comment '' -j X`,
+		`--comment a;b`:                                                 `--comment 'a;b'`,
+		`-d *`:                                                          `-d '*'`,
+	} {
+		if got, ok := forShell(line); !ok || got != want {
+			t.Errorf("%s\ngives %s, %v\nwant  %s", line, got, ok, want)
+		}
+	}
+	if got, ok := forShell(`--comment "no end`); ok {
+		t.Errorf("no end gives %s", got)
 	}
 }
 
