@@ -8,9 +8,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/google/renameio/v2"
+	"golang.org/x/sys/unix"
 )
 
 // File is a file that can be replaced in one step.
@@ -41,6 +43,36 @@ func Open(path string) (*File, error) {
 	return &File{Data: data, target: target, info: info}, nil
 }
 
+// keepAttributes gives the new file what the old one has beside its content:
+// owner, access control list, security label, mode.
+func (f *File) keepAttributes(temp *os.File) error {
+	if owner, ok := f.info.Sys().(*syscall.Stat_t); ok {
+		if err := temp.Chown(int(owner.Uid), int(owner.Gid)); err != nil {
+			return fmt.Errorf("cannot keep the owner: %w", err)
+		}
+		if owner.Nlink > 1 {
+			return fmt.Errorf("it has %d hard links, and the others would keep the old content; make them symbolic links", owner.Nlink)
+		}
+	}
+	names := make([]byte, 64<<10)
+	n, err := unix.Listxattr(f.target, names)
+	if err != nil && !errors.Is(err, unix.ENOTSUP) {
+		return fmt.Errorf("cannot keep the extended attributes: %w", err)
+	}
+	for _, name := range strings.FieldsFunc(string(names[:max(n, 0)]), func(r rune) bool { return r == 0 }) {
+		value := make([]byte, 64<<10)
+		n, err := unix.Getxattr(f.target, name, value)
+		if err == nil {
+			err = unix.Fsetxattr(int(temp.Fd()), name, value[:n], 0)
+		}
+		if err != nil {
+			return fmt.Errorf("cannot keep the extended attribute %s: %w", name, err)
+		}
+	}
+	// Last: a new owner or access list changes it.
+	return temp.Chmod(f.info.Mode() & (fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky))
+}
+
 // Replace puts new content in the file's place, in one step and on disk before
 // it returns: runtimes scan the directory at any time, and one unreadable file
 // there stops them all. Mode and owner stay; a link is followed. On error the
@@ -56,10 +88,8 @@ func (f *File) Replace(data []byte) error {
 		return err
 	}
 	defer temp.Cleanup()
-	if owner, ok := f.info.Sys().(*syscall.Stat_t); ok {
-		if err := temp.Chown(int(owner.Uid), int(owner.Gid)); err != nil {
-			return fmt.Errorf("cannot keep the owner: %w", err)
-		}
+	if err := f.keepAttributes(temp.File); err != nil {
+		return err
 	}
 	if _, err := temp.Write(data); err != nil {
 		return err

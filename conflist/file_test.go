@@ -10,8 +10,11 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
+// writeFile needs a mode with all its bits: os.WriteFile leaves some out.
 func writeFile(t *testing.T, path, content string, mode fs.FileMode) {
 	t.Helper()
 	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
@@ -52,7 +55,7 @@ func mustHave(t *testing.T, path, content string, files int) {
 }
 
 func TestReplace(t *testing.T) {
-	for _, mode := range []fs.FileMode{0o600, 0o644, 0o666, 0o440} {
+	for _, mode := range []fs.FileMode{0o600, 0o644, 0o666, 0o440, 0o644 | fs.ModeSetuid, 0o644 | fs.ModeSticky} {
 		path := filepath.Join(t.TempDir(), "a.conflist")
 		writeFile(t, path, "old", mode)
 		if err := mustOpen(t, path).Replace([]byte("new")); err != nil {
@@ -85,6 +88,40 @@ func TestReplace_link(t *testing.T) {
 	}
 	mustHave(t, target, "new", 1)
 	mustHave(t, filepath.Join(dir, "net.d/a.conflist"), "new", 2)
+}
+
+// The other name would keep the old content, and a scanner would find two lists.
+func TestReplace_hardLink(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.conflist")
+	writeFile(t, path, "old", 0o644)
+	if err := os.Link(path, path+".2"); err != nil {
+		t.Fatal(err)
+	}
+	if err := mustOpen(t, path).Replace([]byte("new")); err == nil || !strings.Contains(err.Error(), "2 hard links") {
+		t.Errorf("got %v", err)
+	}
+	mustHave(t, path, "old", 2)
+}
+
+func TestReplace_attributes(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.conflist")
+	writeFile(t, path, "old", 0o644)
+	const name, value = "user.lockwrap", "kept"
+	if err := unix.Setxattr(path, name, []byte(value), 0); errors.Is(err, unix.ENOTSUP) {
+		t.Log("the file system has no extended attributes, nothing to keep")
+		return
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	if err := mustOpen(t, path).Replace([]byte("new")); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, 10)
+	n, err := unix.Getxattr(path, name, got)
+	if err != nil || string(got[:n]) != value {
+		t.Errorf("got %q, %v", got[:max(n, 0)], err)
+	}
+	mustHave(t, path, "new", 1)
 }
 
 // An editor that was faster than us must not lose its work.

@@ -153,7 +153,7 @@ func (l *List) load(root hujson.Value, object *hujson.Object) error {
 	}
 	l.Name, l.CNIVersion, l.InlinedOnly = conf.Name, conf.CNIVersion, conf.LoadOnlyInlinedPlugins
 	if len(conf.Plugins) == 0 {
-		return refuse(l.data, root.StartOffset, `write the plugins into a "plugins" list`, `it has no "plugins"`)
+		return refuse(l.data, root.StartOffset, `write the plugins into a "plugins" list`, `it has no "plugins"; those of a drop-in directory can't be wrapped`)
 	}
 	for i, value := range elements(member(object, "plugins")) {
 		l.Plugins = append(l.Plugins, l.plugin(value, conf.Plugins[i].Network))

@@ -44,13 +44,14 @@ func (l *List) Wrap(only []string) ([]byte, error) {
 	from, to := run[0].start, run[len(run)-1].end
 	out := slices.Concat(l.data[:from], l.entry(run), l.data[to:])
 	// What can't be taken back is not written.
+	// (Not %w: the place would be one in the outcome, not in the file.)
 	wrapped, err := Parse(l.path(), out)
 	if err != nil {
-		return nil, fmt.Errorf("cannot wrap it: %w", err)
+		return nil, fmt.Errorf("cannot wrap it: %v", err)
 	}
 	back, err := wrapped.Unwrap()
 	if err != nil {
-		return nil, fmt.Errorf("cannot wrap it: %w", err)
+		return nil, fmt.Errorf("cannot wrap it: %v", err)
 	}
 	if !bytes.Equal(back, l.data) {
 		return nil, errors.New("cannot wrap it so that unwrapping gives the same bytes; please report this with the file")
@@ -78,12 +79,12 @@ func SharesRules(pluginType string) bool { return slices.Contains(sharesRules, p
 func (l *List) alreadyWrapped(only []string) error {
 	var inside, outside []string
 	wrappers := 0
-	for _, p := range l.Plugins {
+	var racing *Plugin
+	for i, p := range l.Plugins {
 		if p.Type != PluginName {
 			outside = append(outside, p.Type)
-			if SharesRules(p.Type) {
-				return l.refuse(p, `run "lockwrap unwrap" on the file, then "lockwrap wrap"`,
-					"%q stands outside lockwrap and would run without the lock", p.Type)
+			if SharesRules(p.Type) && racing == nil {
+				racing = &l.Plugins[i]
 			}
 			continue
 		}
@@ -95,12 +96,16 @@ func (l *List) alreadyWrapped(only []string) error {
 			inside = append(inside, d.Type)
 		}
 		if wrappers++; wrappers == 2 {
-			return l.refuse(p, `run "lockwrap unwrap" on the file, then "lockwrap wrap"`, "lockwrap is in the list twice; one is enough")
+			return l.refuse(p, `run "lockwrap unwrap" on the file`, "lockwrap is in the list twice; one is enough")
 		}
 	}
-	if only != nil && !slices.Equal(only, inside) {
-		return l.refuse(l.Plugins[0], `run "lockwrap unwrap" on the file first`,
+	switch {
+	case only != nil && !slices.Equal(only, inside):
+		return l.refuse(l.Plugins[0], `run "lockwrap unwrap" on the file`,
 			"it is wrapped already, around %s", strings.Join(inside, ","))
+	case only == nil && racing != nil:
+		return l.refuse(*racing, `run "lockwrap unwrap" on the file`,
+			"%q stands outside lockwrap and would run without the lock", racing.Type)
 	}
 	if len(outside) > 0 {
 		return fmt.Errorf("already wrapped, but for %s, %w", strings.Join(outside, " and "), ErrNothingToDo)
@@ -279,7 +284,7 @@ func (l *List) Unwrap() ([]byte, error) {
 	}
 	bare, err := Parse(l.path(), out)
 	if err != nil {
-		return nil, fmt.Errorf("what is inside lockwrap is no list: %w", err)
+		return nil, fmt.Errorf("what is inside lockwrap is no list: %v", err)
 	}
 	if bare.Name != l.Name || bare.CNIVersion != l.CNIVersion {
 		return nil, l.refuse(l.Plugins[0], `write the same "name" and "cniVersion" into the delegate`,
@@ -291,6 +296,9 @@ func (l *List) Unwrap() ([]byte, error) {
 // Delegates are the plugins inside a lockwrap entry.
 func (l *List) Delegates(p Plugin) ([]Plugin, error) {
 	value := member(p.object, "delegates")
+	if slices.Index(p.Keys(), "delegates") != lastIndex(p.Keys(), "delegates") {
+		return nil, l.refuse(p, "remove all but one", `"delegates" is there more than once; only the last one counts`)
+	}
 	if len(elements(value)) == 0 {
 		return nil, l.refuse(p, `write the plugins into "delegates", or remove the entry`,
 			`"delegates" is empty or missing; lockwrap must contain the plugins it wraps`)
@@ -311,12 +319,20 @@ func (l *List) Delegates(p Plugin) ([]Plugin, error) {
 	return delegates, nil
 }
 
-// OwnKeys are the keys of a lockwrap entry that "lockwrap wrap" would not write.
-func (l *List) OwnKeys(p Plugin) []string {
+func lastIndex(list []string, s string) int {
+	for i, each := range slices.Backward(list) {
+		if each == s {
+			return i
+		}
+	}
+	return -1
+}
+
+// Keys are the plugin's keys as they stand in the file.
+func (p *Plugin) Keys() []string {
 	var keys []string
 	for _, m := range p.object.Members {
-		name, ok := m.Name.Value.(hujson.Literal)
-		if ok && !slices.Contains([]string{"type", "capabilities", "delegates", "name", "cniVersion"}, name.String()) {
+		if name, ok := m.Name.Value.(hujson.Literal); ok {
 			keys = append(keys, name.String())
 		}
 	}

@@ -114,7 +114,7 @@ func TestRefused(t *testing.T) {
 		{"an array", "a.conflist", `[]`, `1:1: it is not a network configuration list, which is a JSON object`, `write an object with "name" and "plugins"`},
 		{"a number too big", "a.conflist", "{\"name\": \"a\",\n\"x\": 1e400, \"plugins\": [{\"type\": \"b\"}]}",
 			`2:6: the CNI library would not load 1e400, which is out of range`, `write a number that fits a float64`},
-		{"no plugins", "a.conflist", `{"name": "a"}`, `1:1: it has no "plugins"`, `write the plugins into a "plugins" list`},
+		{"no plugins", "a.conflist", `{"name": "a"}`, `1:1: it has no "plugins"; those of a drop-in directory can't be wrapped`, `write the plugins into a "plugins" list`},
 		{"an empty list", "a.conflist", `{"name": "a", "plugins": []}`,
 			`1:26: the CNI library would not load the list: no plugins in list`, `correct it`},
 		{"plugins not a list", "a.conflist", `{"name": "a", "plugins": {"type": "b"}}`,
@@ -134,11 +134,11 @@ func TestRefused(t *testing.T) {
 			`1:26: a list of plugins in a file named .conf: the CNI library takes it for a single plugin without "type"`, `rename the file to .conflist`},
 		{"a single plugin without type", "a.conf", `{"name": "a"}`, `1:1: the CNI library would not load it: missing 'type'`, `correct it`},
 		{"bridge beside lockwrap", "a.conflist", "{\"name\": \"a\", \"plugins\": [\n{\"type\": \"bridge\"},\n{\"type\": \"lockwrap\", \"delegates\": [{\"type\": \"portmap\"}]}]}",
-			`2:1: "bridge" stands outside lockwrap and would run without the lock`, `run "lockwrap unwrap" on the file, then "lockwrap wrap"`},
+			`2:1: "bridge" stands outside lockwrap and would run without the lock`, `run "lockwrap unwrap" on the file`},
 		{"lockwrap around nothing", "a.conflist", `{"name": "a", "plugins": [{"type": "lockwrap"}, {"type": "bridge"}]}`,
 			`1:27: "delegates" is empty or missing; lockwrap must contain the plugins it wraps`, `write the plugins into "delegates", or remove the entry`},
 		{"lockwrap twice", "a.conflist", `{"name": "a", "plugins": [{"type": "lockwrap", "delegates": [{"type": "a"}]}, {"type": "lockwrap", "delegates": [{"type": "b"}]}]}`,
-			`1:79: lockwrap is in the list twice; one is enough`, `run "lockwrap unwrap" on the file, then "lockwrap wrap"`},
+			`1:79: lockwrap is in the list twice; one is enough`, `run "lockwrap unwrap" on the file`},
 		{"lockwrap in lockwrap", "a.conflist", `{"name": "a", "plugins": [{"type": "lockwrap", "delegates": [{"type": "lockwrap", "delegates": [{"type": "b"}]}]}]}`,
 			`1:62: lockwrap inside lockwrap: the inner one would wait for the outer one for ever`, `move its delegates one level up`},
 	}
@@ -197,6 +197,30 @@ func TestWrap_again(t *testing.T) {
 		if _, err := mustParse(t, "a.conflist", []byte(list)).Wrap(types); err == nil || err.Error() != want {
 			t.Errorf("only %q: got %v, want %s", only, err, want)
 		}
+	}
+}
+
+// What --only has left outside, it leaves there.
+func TestWrap_onlyAgain(t *testing.T) {
+	l := mustParse(t, "a.conflist", []byte(`{"name": "a", "plugins": [{"type": "bridge"}, {"type": "portmap"}]}`))
+	out, err := l.Wrap([]string{"portmap"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wrapped := mustParse(t, "a.conflist", out)
+	if _, err := wrapped.Wrap([]string{"portmap"}); !errors.Is(err, ErrNothingToDo) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := wrapped.Wrap(nil); err == nil || errors.Is(err, ErrNothingToDo) {
+		t.Errorf("wrapping all: %v", err)
+	}
+}
+
+// Only the last one would come back.
+func TestUnwrap_twoDelegates(t *testing.T) {
+	out, err := unwrapBytes([]byte(`{"name": "a", "plugins": [{"type": "lockwrap", "delegates": [{"type": "b"}], "delegates": [{"type": "c"}]}]}`))
+	if err == nil || err.Error() != `1:27: "delegates" is there more than once; only the last one counts` {
+		t.Errorf("got %s, %v", out, err)
 	}
 }
 

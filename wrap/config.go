@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -111,7 +110,7 @@ func (s *Settings) readHostConfig(environ []string) error {
 	if !named || path == "" {
 		path, named = hostConfigFile, false
 	}
-	data, err := os.ReadFile(path)
+	data, err := readFile(path)
 	if errors.Is(err, fs.ErrNotExist) && !named {
 		return nil
 	}
@@ -119,8 +118,11 @@ func (s *Settings) readHostConfig(environ []string) error {
 		return configError("cannot read the host configuration: %w", err)
 	}
 	var keys map[string]json.RawMessage
-	if err := json.Unmarshal(data, &keys); err != nil || keys == nil {
+	if err := json.Unmarshal(data, &keys); err != nil {
 		return configError("%s: not a JSON object: %w", path, err)
+	}
+	if keys == nil {
+		return configError("%s: not a JSON object: null", path)
 	}
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		raw := keys[key]

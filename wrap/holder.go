@@ -34,7 +34,7 @@ type note struct {
 
 func readNote(path string) note {
 	var n note
-	data, err := os.ReadFile(path)
+	data, err := readFile(path)
 	// A decoder stops behind the first value: a note is written over a longer
 	// one before the rest of that is cut off.
 	if err != nil || json.NewDecoder(bytes.NewReader(data)).Decode(&n) != nil {

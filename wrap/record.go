@@ -21,6 +21,8 @@ import (
 // ignored like a damaged one.
 const recordVersion = 1
 
+var errFormat = errors.New("it has format")
+
 // The states of an attachment.
 const (
 	stateAdding   = "adding"   // an ADD runs, died, or could not be undone
@@ -88,7 +90,7 @@ func (r *record) path(stateDir string) string {
 // readRecord returns nil, nil if there is no record, and an error for one that
 // is of no use.
 func readRecord(path string) (*record, error) {
-	data, err := os.ReadFile(path)
+	data, err := readFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -117,7 +119,7 @@ func parseRecord(data []byte) (*record, error) {
 		case each == nil:
 			return nil, errors.New("a part of it is empty")
 		case each.Version != recordVersion:
-			return nil, fmt.Errorf("it has format %d, this lockwrap writes and reads format %d", each.Version, recordVersion)
+			return nil, fmt.Errorf("%w %d, this lockwrap writes and reads format %d", errFormat, each.Version, recordVersion)
 		case !slices.Contains([]string{stateAdding, stateAdded, stateDeleting, stateUndone}, each.State):
 			return nil, fmt.Errorf("it has the unknown state %q", each.State)
 		}

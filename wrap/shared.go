@@ -6,12 +6,22 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/coreos/go-iptables/iptables"
+	"golang.org/x/sys/unix"
 )
+
+// commandBudget is how long an operator's command may be busy with iptables,
+// which waits for the xtables lock itself for each of a few calls.
+const commandBudget = 20 * time.Second
 
 // SharedChain is a chain that containers share, in one address family.
 type SharedChain struct {
@@ -52,7 +62,11 @@ func (c *NetConf) SharedChains() []SharedChain {
 // FindChains tells which of the chains exist, by one listing of each table. The
 // error joins what went wrong; chains of a table that can't be listed are not in
 // the map.
-func FindChains(chains []SharedChain) (map[SharedChain]bool, error) {
+func FindChains(ctx context.Context, chains []SharedChain) (map[SharedChain]bool, error) {
+	return within(ctx, func() (map[SharedChain]bool, error) { return findChains(chains) })
+}
+
+func findChains(chains []SharedChain) (map[SharedChain]bool, error) {
 	found := map[SharedChain]bool{}
 	listed := map[SharedChain][]string{} // by a chain without a name; nil if it can't be
 	var errs []error
@@ -87,6 +101,11 @@ func CreateChains(ctx context.Context, s Settings, network string, chains []Shar
 		return lockErr
 	}
 	defer lock.unlock()
+	_, err := within(ctx, func() (struct{}, error) { return struct{}{}, createChains(chains) })
+	return err
+}
+
+func createChains(chains []SharedChain) error {
 	var errs []error
 	for _, ipv6 := range []bool{false, true} {
 		names := map[string][]string{}
@@ -101,6 +120,54 @@ func CreateChains(ctx context.Context, s Settings, network string, chains []Shar
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// within bounds work that calls iptables. go-iptables has no way to stop one that
+// hangs, and the host's lock must not wait for it: so it is killed from outside.
+func within[T any](ctx context.Context, work func() (T, error)) (T, error) {
+	type outcome struct {
+		found T
+		err   error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		found, err := work()
+		done <- outcome{found, err}
+	}()
+	ctx, cancel := context.WithTimeoutCause(ctx, commandBudget, fmt.Errorf("iptables did not answer within %s", commandBudget))
+	defer cancel()
+	select {
+	case o := <-done:
+		return o.found, o.err
+	case <-ctx.Done():
+	}
+	why := context.Cause(ctx)
+	var hung []string
+	for _, pid := range children() {
+		hung = append(hung, strconv.Quote(command(pid)))
+		_ = unix.Kill(pid, unix.SIGKILL)
+	}
+	if len(hung) > 0 {
+		why = fmt.Errorf("%w: killed %s", why, strings.Join(hung, ", "))
+	}
+	var nothing T
+	return nothing, why
+}
+
+// children are the processes that this one has started.
+func children() []int {
+	var pids []int
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, stat := range stats {
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(stat)))
+		if err != nil {
+			continue
+		}
+		if p, err := readProcess(pid); err == nil && p.parent == os.Getpid() {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
 }
 
 func (c SharedChain) client() (*iptables.IPTables, error) {

@@ -118,9 +118,13 @@ type Attachment struct {
 	// Stuck is why only a call by the runtime, or somebody, can get it out of
 	// this state; empty if nothing is wrong.
 	Stuck string `json:"stuck,omitempty"`
+	// Foreign: another version of lockwrap has written the record, and may want
+	// it back.
+	Foreign bool `json:"foreign,omitempty"`
 }
 
-// Attachments reads the records. A directory that does not exist has none.
+// Attachments reads the records. A directory that does not exist has none. The
+// error is an *fs.PathError; a record that can't be used is no error.
 func Attachments(stateDir string) ([]Attachment, error) {
 	dir := filepath.Join(stateDir, "attachments")
 	entries, err := os.ReadDir(dir)
@@ -139,7 +143,10 @@ func Attachments(stateDir string) ([]Attachment, error) {
 		head, err := readRecord(file)
 		switch {
 		case err != nil:
-			a := Attachment{State: "unreadable", File: file, Stuck: err.Error()}
+			a := Attachment{State: "unreadable", File: file, Stuck: err.Error(), Foreign: errors.Is(err, errFormat)}
+			if errors.Is(err, fs.ErrPermission) {
+				return nil, err
+			}
 			if parts := strings.Split(strings.TrimSuffix(e.Name(), ".json"), ":"); len(parts) == 3 {
 				a.Network, a.Container, a.IfName = parts[0], parts[1], parts[2]
 			}

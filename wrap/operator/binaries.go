@@ -32,17 +32,39 @@ const patience = 3 * time.Second
 func run(environ []string, stdin, name string, args ...string) (stdout, stderr string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	var out, errs bytes.Buffer
+	var out, errs head
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = environ, strings.NewReader(stdin), &out, &errs
 	cmd.WaitDelay = time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	err = cmd.Run()
-	if ctx.Err() != nil {
+	switch err = cmd.Run(); {
+	case ctx.Err() != nil:
 		err = fmt.Errorf("no answer within %s", patience)
+	case errors.Is(err, exec.ErrWaitDelay):
+		err = nil // it has answered, and left a daemon behind
 	}
 	return out.String(), errs.String(), err
+}
+
+// head keeps the beginning of what is written to it: a program that prints
+// without end must not fill the memory.
+type head struct{ bytes.Buffer }
+
+func (h *head) Write(p []byte) (int, error) {
+	const kept = 64 << 10
+	h.Buffer.Write(p[:max(0, min(len(p), kept-h.Len()))])
+	return len(p), nil
+}
+
+// excerpt is a program's output for a message.
+func excerpt(output string) string {
+	const longest = 200
+	output = strings.TrimSpace(output)
+	if len(output) > longest {
+		output = output[:longest] + "..."
+	}
+	return output
 }
 
 // binaries are the directories where a runtime looks for plugins, and what the
@@ -60,7 +82,22 @@ type answer struct {
 	err      error    // why the protocol versions are not known
 }
 
-func newBinaries(path string) *binaries { return &binaries{path: path, answers: map[string]answer{}} }
+// newBinaries takes a path like CNI_PATH. A relative directory in it is made
+// absolute: exec would look for a bare name on PATH, where iproute2 has a bridge
+// of its own.
+func newBinaries(path string) *binaries {
+	var dirs []string
+	for _, dir := range filepath.SplitList(path) {
+		if dir == "" {
+			continue // libcni finds nothing there either, except by accident
+		}
+		if abs, err := filepath.Abs(dir); err == nil {
+			dir = abs
+		}
+		dirs = append(dirs, dir)
+	}
+	return &binaries{path: strings.Join(dirs, ":"), answers: map[string]answer{}}
+}
 
 func (b *binaries) dirs() string { return strings.Join(filepath.SplitList(b.path), " or ") }
 
@@ -119,7 +156,10 @@ func (*asker) ExecPlugin(_ context.Context, path string, stdin []byte, environ [
 		return nil, fmt.Errorf("unknown CNI_COMMAND: VERSION") // before VERSION there was 0.1.0
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s", err, strings.TrimSpace(stderr+stdout))
+		if said := excerpt(stderr + stdout); said != "" {
+			err = fmt.Errorf("%w: %s", err, said)
+		}
+		return nil, err
 	}
 	return []byte(stdout), nil
 }
@@ -147,9 +187,10 @@ type pathList []string
 func (p *pathList) String() string { return strings.Join(*p, ":") }
 
 func (p *pathList) Set(s string) error {
-	if s == "" {
-		return fmt.Errorf("not a directory")
+	dirs := filepath.SplitList(s)
+	if len(dirs) == 0 || slices.Contains(dirs, "") {
+		return errors.New("not a directory")
 	}
-	*p = append(*p, filepath.SplitList(s)...)
+	*p = append(*p, dirs...)
 	return nil
 }

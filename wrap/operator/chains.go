@@ -9,8 +9,10 @@ import (
 	"errors"
 	"flag"
 	"os"
+	"os/signal"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -28,7 +30,7 @@ func chainsCommand() command {
 		name:     "chains",
 		operands: "FILE...",
 		about:    "list the iptables chains that containers share, or create them",
-		help: `One line for each chain that the plugins of the lists share, bare lists
+		help: `One line for each chain that the plugins of a list share, bare lists
 included: present or missing, address family, table, name. A chain that iptables
 can't tell of is unknown. The exit code is 1 unless all are present.
 
@@ -43,9 +45,15 @@ creates them, with your list in the place of web.conflist:
 					c.errorf("no FILE is given")
 					return misused
 				}
+				// The lock goes with us, and what iptables is doing must not go on.
+				ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+				defer stop()
 				code := 0
 				for _, file := range files {
-					if !c.chains(file, *create) {
+					if len(files) > 1 {
+						c.linef("%s:", file)
+					}
+					if !c.chains(ctx, file, *create) {
 						code = 1
 					}
 				}
@@ -68,7 +76,7 @@ func indent(text, with string) string {
 
 // chains does one file. It returns false if a chain is missing in the end, or if
 // that can't be known.
-func (c *console) chains(file string, create bool) bool {
+func (c *console) chains(ctx context.Context, file string, create bool) bool {
 	confs, err := entries(file)
 	if err != nil {
 		c.refused("chains", file, err)
@@ -83,15 +91,15 @@ func (c *console) chains(file string, create bool) bool {
 		}
 	}
 	if len(needed) == 0 {
-		c.printf("%s: its plugins share no chains\n", file)
+		c.linef("%s: its plugins share no chains", file)
 		return true
 	}
 	var createErr error
 	if create {
 		// Several entries of one list have one lock, or "check" complains.
-		createErr = wrap.CreateChains(context.Background(), confs[0].Settings, confs[0].Name, needed)
+		createErr = wrap.CreateChains(ctx, confs[0].Settings, confs[0].Name, needed)
 	}
-	found, findErr := wrap.FindChains(needed)
+	found, findErr := wrap.FindChains(ctx, needed)
 	c.failed(file, createErr, findErr)
 	ok := createErr == nil && findErr == nil
 	for _, chain := range needed {
@@ -105,7 +113,7 @@ func (c *console) chains(file string, create bool) bool {
 		if chain.IPv6 {
 			family = "ipv6"
 		}
-		c.printf("%s  %s  %-8s  %s\n", state, family, chain.Table, chain.Name)
+		c.linef("%s  %s  %-8s  %s", state, family, chain.Table, chain.Name)
 	}
 	return ok
 }

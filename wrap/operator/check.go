@@ -40,12 +40,10 @@ nothing is changed.
 				var f findings
 				x := &examiner{findings: &f, environ: os.Environ(), bins: newBinaries(searchPath(*binDirs, "/opt/cni/bin"))}
 				for _, file := range files {
-					before := len(f)
-					if l := x.examine(file); l != nil && f[before:].worst() == fine {
-						f.add(fine, file, "", "%s", l.summary())
-					}
+					x.examine(file)
 				}
 				x.compareLocks()
+				x.praise()
 				return c.report(f, *asJSON, func(each finding) string { return each.line() + "\n" })
 			}
 		},
@@ -111,20 +109,28 @@ func typesOf(plugins []conflist.Plugin) string {
 	return strings.Join(names, ", ")
 }
 
-// examine adds what is wrong with one file. It returns nil for one that the CNI
-// library would not load.
-func (x *examiner) examine(path string) *examined {
+// praise adds a line for each list with which nothing is wrong.
+func (x *examiner) praise() {
+	for _, l := range x.lists {
+		if !slices.ContainsFunc(*x.findings, func(f finding) bool { return f.Subject == l.path }) {
+			x.add(fine, l.path, "", "%s", l.summary())
+		}
+	}
+}
+
+// examine adds what is wrong with one file.
+func (x *examiner) examine(path string) {
 	list, err := loadList(path)
 	if err != nil {
 		x.notLoaded(path, err)
-		return nil
+		return
 	}
 	l := &examined{List: list, path: path}
 	x.lists = append(x.lists, l)
 	if !slices.Contains(version.All.SupportedVersions(), orOldest(l.CNIVersion)) {
 		x.add(fail, path, "use one of "+strings.Join(version.All.SupportedVersions(), ", "), "lockwrap does not know cniVersion %q", l.CNIVersion)
 	}
-	wrapped := false
+	wrapped := 0
 	for i, p := range l.Plugins {
 		if p.Type != conflist.PluginName {
 			x.outside(l, p)
@@ -132,21 +138,21 @@ func (x *examiner) examine(path string) *examined {
 			x.backend(l, p)
 			continue
 		}
-		wrapped = true
-		if i > 0 {
+		if wrapped++; wrapped > 1 {
+			x.addAt(fail, path, p, `run "lockwrap unwrap" and "lockwrap wrap" on the file`, "lockwrap is in the list twice; one is enough")
+		} else if i > 0 {
 			x.addAt(warn, path, p, "move them behind it or into its \"delegates\"",
 				"lockwrap is not first in the list: %s before it run without the lock and are not undone by it", typesOf(l.Plugins[:i]))
 		}
 		x.entry(l, p)
 	}
 	switch {
-	case wrapped:
+	case wrapped > 0:
 		x.dropIns(l)
 	case len(l.bare) > 0:
-		x.add(warn, path, fmt.Sprintf("run \"lockwrap wrap %s\"", path),
+		x.add(warn, path, `run "lockwrap wrap" on the file`,
 			"the list is not wrapped: without the lock its %s race with those of all other lists", typesOf(l.bare))
 	}
-	return l
 }
 
 // loadList reads a network configuration.
@@ -169,7 +175,7 @@ func (x *examiner) notLoaded(path string, err error) {
 	case errors.Is(err, fs.ErrNotExist):
 		err = errors.New("there is no such file")
 	case errors.Is(err, fs.ErrPermission):
-		todo = "run it as root"
+		todo = asRoot("")
 	}
 	x.add(fail, path, todo, "%v", err)
 }
@@ -215,7 +221,7 @@ func (x *examiner) entry(l *examined, p conflist.Plugin) {
 // doubleKeys finds keys of an entry that are there twice. Only the last one
 // counts, and whoever wrote the first does not know.
 func (x *examiner) doubleKeys(l *examined, p conflist.Plugin) {
-	keys := l.OwnKeys(p)
+	keys := p.Keys()
 	slices.Sort(keys)
 	for i := 1; i < len(keys); i++ {
 		if keys[i] == keys[i-1] {
@@ -269,6 +275,9 @@ func (x *examiner) backend(l *examined, p conflist.Plugin) {
 		Backend       string `json:"backend"`
 	}
 	_ = json.Unmarshal(p.Raw, &conf)
+	if a, err := x.bins.ask(p.Type); err == nil && olderThan(a.release, "1.6.0") {
+		return // it knows only iptables
+	}
 	const what = "%q without a fixed %q: one failed iptables call flips a container to nftables, and its rules stay after DEL"
 	switch {
 	case p.Type == "portmap" && conf.Backend == "":
@@ -292,10 +301,10 @@ func (x *examiner) dropIns(l *examined) {
 	const todo = `move them into the list, or set "loadOnlyInlinedPlugins": true in it`
 	var names []string
 	for _, file := range files {
-		data, err := os.ReadFile(file)
+		content, err := conflist.Open(file)
 		if err == nil {
 			var conf *libcni.PluginConfig
-			if conf, err = libcni.NetworkPluginConfFromBytes(data); err == nil {
+			if conf, err = libcni.NetworkPluginConfFromBytes(content.Data); err == nil {
 				names = append(names, conf.Network.Type)
 				continue
 			}
@@ -307,6 +316,16 @@ func (x *examiner) dropIns(l *examined) {
 	}
 }
 
+// realPath is a file's path without links in its directories: /var/run is often
+// one to /run.
+func realPath(path string) string {
+	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
+	if err != nil {
+		return path
+	}
+	return filepath.Join(dir, filepath.Base(path))
+}
+
 // compareLocks finds lists that do not exclude each other.
 func (x *examiner) compareLocks() {
 	var first *wrap.NetConf
@@ -316,14 +335,14 @@ func (x *examiner) compareLocks() {
 			switch {
 			case first == nil:
 				first, firstPath = conf, l.path
-			case conf.LockFile != first.LockFile:
+			case realPath(conf.LockFile) != realPath(first.LockFile):
 				x.add(fail, l.path, `let all lists of a host name the same "lockFile", best none`, "lockFile %s, but %s has %s: they do not exclude each other",
 					conf.LockFile, firstPath, first.LockFile)
 			}
 		}
 	}
 	host, err := wrap.HostSettings(x.environ)
-	if first != nil && err == nil && first.LockFile != host.LockFile {
+	if first != nil && err == nil && realPath(first.LockFile) != realPath(host.LockFile) {
 		x.add(warn, firstPath, `remove "lockFile" from the list, or make sure that every list has it`, "lockFile %s is not the host's, which is %s", first.LockFile, host.LockFile)
 	}
 }

@@ -7,8 +7,11 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"os/signal"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/lockwrap/lockwrap/wrap"
 )
@@ -27,20 +30,41 @@ type command struct {
 // console is where a command prints.
 type console struct {
 	out, errs io.Writer
+
+	lost error // why the output is not complete
 }
 
-func (c *console) printf(format string, args ...any) { fmt.Fprintf(c.out, format, args...) }
-
-func (c *console) errorf(format string, args ...any) {
-	fmt.Fprintf(c.errs, "lockwrap: error: "+format+"\n", args...)
+func (c *console) printf(format string, args ...any) {
+	if _, err := fmt.Fprintf(c.out, format, args...); err != nil && c.lost == nil {
+		c.lost = err
+	}
 }
 
-func (c *console) warnf(format string, args ...any) {
-	fmt.Fprintf(c.errs, "lockwrap: warning: "+format+"\n", args...)
+// linef prints one line, whatever is in the arguments.
+func (c *console) linef(format string, args ...any) {
+	c.printf("%s\n", printable(fmt.Sprintf(format, args...)))
 }
 
-func (c *console) hintf(format string, args ...any) {
-	fmt.Fprintf(c.errs, "lockwrap: hint: "+format+"\n", args...)
+func (c *console) errorf(format string, args ...any) { c.complain("error", format, args...) }
+func (c *console) warnf(format string, args ...any)  { c.complain("warning", format, args...) }
+func (c *console) hintf(format string, args ...any)  { c.complain("hint", format, args...) }
+
+func (c *console) complain(what, format string, args ...any) {
+	fmt.Fprintf(c.errs, "lockwrap: %s: %s\n", what, printable(fmt.Sprintf(format, args...)))
+}
+
+// printable escapes what a terminal would take for a command, or a reader for
+// another line: file names, plugins' output and records may contain anything.
+func printable(s string) string {
+	var b strings.Builder
+	for _, r := range strings.ToValidUTF8(s, "\uFFFD") {
+		if strconv.IsPrint(r) {
+			b.WriteRune(r)
+		} else {
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		}
+	}
+	return b.String()
 }
 
 // commands are in the order in which one needs them.
@@ -58,7 +82,7 @@ func versionCommand() command {
 		setup: func(*flag.FlagSet) func(*console, []string) int {
 			return func(c *console, args []string) int {
 				if len(args) > 0 {
-					return misused
+					return c.tooMany(args)
 				}
 				c.printf("lockwrap %s\n", wrap.Version())
 				return 0
@@ -83,11 +107,18 @@ func helpCommand() command {
 						c.printf("%s", cmd.usage())
 						return 0
 					}
+					c.errorf("unknown command %q", args[0])
+					return misused
 				}
-				return misused
+				return c.tooMany(args[1:])
 			}
 		},
 	}
+}
+
+func (c *console) tooMany(args []string) int {
+	c.errorf("unexpected argument %q", args[0])
+	return misused
 }
 
 // misused is what a command returns for arguments that it can't take.
@@ -95,7 +126,20 @@ const misused = 2
 
 // Main runs a command and returns the exit code.
 func Main(args []string, out, errs io.Writer) (exitCode int) {
-	c := &console{out, errs}
+	c := &console{out: out, errs: errs}
+	// A reader that has seen enough must not stop a list half-way through the
+	// files: writing to it is an error, and not a signal.
+	signal.Ignore(syscall.SIGPIPE)
+	code := c.run(args)
+	if c.lost != nil && code == 0 {
+		c.errorf("cannot print: %v", c.lost)
+		code = 1
+	}
+	return code
+}
+
+func (c *console) run(args []string) (exitCode int) {
+	errs := c.errs
 	if len(args) == 0 {
 		fmt.Fprint(errs, usage())
 		return misused

@@ -24,6 +24,7 @@ For fish:  lockwrap completion fish > /etc/fish/completions/lockwrap.fish
 		setup: func(*flag.FlagSet) func(*console, []string) int {
 			return func(c *console, args []string) int {
 				if len(args) != 1 || !slices.Contains(shells, args[0]) {
+					c.errorf("name one shell: bash, zsh or fish")
 					return misused
 				}
 				c.printf("%s", map[string]func() string{"bash": bash, "zsh": zsh, "fish": fish}[args[0]]())
@@ -59,22 +60,26 @@ func bash() string {
 	for _, cmd := range commands() {
 		verbs = append(verbs, cmd.name)
 		options, words := cmd.completions()
-		fmt.Fprintf(&cases, "\t%s) words=%q ;;\n", cmd.name, strings.Join(append(names(options), words...), " "))
+		files := ""
+		if strings.HasPrefix(cmd.operands, "FILE") {
+			files = " files=yes"
+		}
+		fmt.Fprintf(&cases, "\t%s) words=%q%s ;;\n", cmd.name, strings.Join(append(names(options), words...), " "), files)
 	}
 	return fmt.Sprintf(`# bash completion for lockwrap
 _lockwrap() {
 	local cur=${COMP_WORDS[COMP_CWORD]} words files=
 	if [ "$COMP_CWORD" = 1 ]; then
-		COMPREPLY=($(compgen -W %q -- "$cur"))
+		mapfile -t COMPREPLY < <(compgen -W %q -- "$cur")
 		return
 	fi
 	case ${COMP_WORDS[1]} in
 %s	esac
-	case $cur in
-	-*) ;;
-	*) [ -n "${words##[a-z]*}" ] || [ -z "$words" ] && files=yes ;;
-	esac
-	COMPREPLY=($(compgen -W "$words" -- "$cur") ${files:+$(compgen -f -- "$cur")})
+	if [ -n "$files" ] && [[ $cur != -* ]]; then
+		mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+	else
+		mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur")
+	fi
 }
 complete -o filenames -F _lockwrap lockwrap
 `, strings.Join(verbs, " "), cases.String())

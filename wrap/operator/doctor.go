@@ -34,7 +34,7 @@ rules; nothing is changed. Run it as root: others can't see all of it.
 			asJSON := jsonFlag(flags)
 			return func(c *console, args []string) int {
 				if len(args) > 0 {
-					return misused
+					return c.tooMany(args)
 				}
 				f := examineHost(os.Environ(), dirs, searchPath(*binDirs, strings.Join(defaultBinDirs(), ":")))
 				return c.report(f, *asJSON, finding.paragraph)
@@ -65,6 +65,7 @@ func examineHost(environ, dirs []string, path string) findings {
 	x.examineDirs(dirs)
 	x.sameNames()
 	x.compareLocks()
+	x.praise()
 	ipt := x.iptables()
 	x.releases(ipt)
 	x.locks()
@@ -85,23 +86,30 @@ func (x *examiner) examineDirs(given []string) {
 		if _, err := os.ReadDir(dir); err != nil {
 			switch {
 			case !errors.Is(err, fs.ErrNotExist):
-				x.add(fail, dir, "run it as root", "cannot be read: %v", err)
+				x.add(fail, dir, asRoot("see why"), "cannot be read: %v", err)
 			case len(given) > 0:
 				x.add(fail, dir, "give the directory in which your runtime looks for lists", "there is no such directory")
 			}
 			continue
 		}
 		for _, file := range listFiles(dir) {
-			files++
-			before := len(*x.findings)
-			if l := x.examine(file); l != nil && (*x.findings)[before:].worst() == fine {
-				x.add(fine, file, "", "%s", l.summary())
+			if files++; !x.known(file) {
+				x.examine(file)
 			}
 		}
 	}
 	if files == 0 {
 		x.add(warn, "lists", "name the directory of your runtime's lists with --conf-dir", "none in %s", strings.Join(dirs, " and "))
 	}
+}
+
+// known reports whether a file has been looked at already, by another name.
+func (x *examiner) known(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && slices.ContainsFunc(x.lists, func(l *examined) bool {
+		other, err := os.Stat(l.path)
+		return err == nil && os.SameFile(info, other)
+	})
 }
 
 // sameNames finds networks that two files describe.
@@ -151,7 +159,7 @@ func (x *examiner) releases(ipt iptables) {
 			switch {
 			case olderThan(a.release, "0.8.4"):
 				known = "before v0.8.4 its ADDs race on the shared chains, and DEL fails without prevResult"
-			case olderThan(a.release, "1.10.1") && ipt.backend == "nf_tables":
+			case olderThan(a.release, "1.10.1") && ipt.backends["iptables"] == "nf_tables":
 				known = "up to v1.10.0 its ADDs race with iptables-nft (exit status 4, File exists)"
 			}
 		}
@@ -180,16 +188,15 @@ func olderThan(release, other string) bool {
 
 // attachments tells what is stuck: the lock's holder and the records.
 func (x *examiner) attachments() {
-	if _, err := wrap.HostSettings(x.environ); err != nil {
-		return // said already
-	}
 	all, err := readStatus(x.environ)
 	if err != nil {
-		x.add(warn, "status", "run it as root", "%v", err)
-		return
+		return // locks has said it
 	}
 	now := time.Now()
 	for _, s := range slices.Concat(all, x.namedStatus(all)) {
+		for _, err := range s.errs {
+			x.add(warn, "status", asRoot("see why"), "%v", err)
+		}
 		if s.Lock != nil && s.Lock.Holder != nil && now.Sub(s.Lock.Holder.Since) > s.limit {
 			x.add(fail, s.LockFile, `"lockwrap status" tells what it waits for`, "held for %s by %s", age(now, s.Lock.Holder.Since), describe(*s.Lock.Holder))
 		}
@@ -199,7 +206,11 @@ func (x *examiner) attachments() {
 				continue
 			}
 			stuck++
-			if a.State == "unreadable" {
+			switch {
+			case a.Foreign:
+				x.add(warn, a.File, "install the lockwrap that wrote it; this one deletes the attachment as the bare list would", "%s", a.Stuck)
+				continue
+			case a.State == "unreadable":
 				x.add(warn, a.File, "remove it: an attachment without a record is deleted as the bare list would", "%s", a.Stuck)
 				continue
 			}
@@ -210,7 +221,7 @@ func (x *examiner) attachments() {
 				at.Commands = append(at.Commands, command)
 			}
 		}
-		if stuck == 0 {
+		if stuck == 0 && len(s.errs) == 0 {
 			x.add(fine, filepath.Join(s.StateDir, "attachments"), "", "%d on record, none stuck", len(s.Attachments))
 		}
 	}
@@ -225,9 +236,7 @@ func (x *examiner) namedStatus(known []status) (more []status) {
 			}) {
 				continue
 			}
-			if s, err := statusOf(conf.Settings); err == nil {
-				more = append(more, s)
-			}
+			more = append(more, statusOf(conf.Settings))
 		}
 	}
 	return more

@@ -5,6 +5,7 @@ package operator
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 
@@ -60,13 +61,21 @@ func (f finding) where() string {
 	return fmt.Sprintf("%s:%d:%d", f.Subject, f.Line, f.Column)
 }
 
+// asRoot is what to do about something that this user can't do.
+func asRoot(otherwise string) string {
+	if os.Geteuid() != 0 {
+		return "run it as root"
+	}
+	return otherwise
+}
+
 // line is the finding in one line, for reading and for grep.
 func (f finding) line() string {
 	s := fmt.Sprintf("%-4s  %s: %s", f.Severity, f.where(), f.What)
 	if f.Todo != "" {
 		s += "; " + f.Todo
 	}
-	return s
+	return printable(s)
 }
 
 // paragraph is the finding for a terminal of 80 columns. Commands are never
@@ -74,12 +83,12 @@ func (f finding) line() string {
 func (f finding) paragraph() string {
 	const margin = "      "
 	var b strings.Builder
-	b.WriteString(fold(fmt.Sprintf("%-4s  %s: %s", f.Severity, f.where(), f.What), margin))
+	b.WriteString(fold(printable(fmt.Sprintf("%-4s  %s: %s", f.Severity, f.where(), f.What)), margin))
 	if f.Todo != "" {
-		b.WriteString(fold(margin+"-> "+f.Todo, margin+"   "))
+		b.WriteString(fold(margin+"-> "+printable(f.Todo), margin+"   "))
 	}
 	for _, command := range f.Commands {
-		b.WriteString(margin + "   " + command + "\n")
+		b.WriteString(margin + "   " + printable(command) + "\n")
 	}
 	return b.String()
 }
@@ -123,8 +132,10 @@ func (c *console) report(f findings, asJSON bool, text func(finding) string) int
 }
 
 func (c *console) printJSON(v any) {
-	enc := json.NewEncoder(c.out)
+	var b strings.Builder
+	enc := json.NewEncoder(&b)
 	enc.SetIndent("", "  ")
 	enc.SetEscapeHTML(false)
-	_ = enc.Encode(v)
+	_ = enc.Encode(v) // only strings, numbers and times
+	c.printf("%s", b.String())
 }

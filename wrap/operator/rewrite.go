@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
+	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -88,8 +89,10 @@ func lostKeys(l *conflist.List) (warnings []string) {
 		if p.Type != conflist.PluginName {
 			continue
 		}
-		for _, key := range l.OwnKeys(p) {
-			warnings = append(warnings, fmt.Sprintf("%q of the lockwrap entry is gone with it", key))
+		for _, key := range p.Keys() {
+			if !slices.Contains([]string{"type", "capabilities", "delegates", "name", "cniVersion"}, key) {
+				warnings = append(warnings, fmt.Sprintf("%q of the lockwrap entry is gone with it", key))
+			}
 		}
 	}
 	return warnings
@@ -106,14 +109,14 @@ func (c *console) rewrite(verb string, files []string, dryRun bool, change func(
 		warnings, err := c.rewriteFile(verb, path, dryRun, change)
 		switch {
 		case errors.Is(err, conflist.ErrNothingToDo):
-			c.printf("%s: %s: %v\n", verb, path, err)
+			c.linef("%s: %s: %v", verb, path, err)
 			continue
 		case err != nil:
 			c.refused(verb, path, err)
 			code = 1
 			continue
 		case !dryRun:
-			c.printf("%s: %s: done\n", verb, path)
+			c.linef("%s: %s: done", verb, path)
 		}
 		for _, w := range warnings {
 			c.warnf("%s: %s", path, w)
@@ -154,9 +157,15 @@ func (c *console) refused(verb, path string, err error) {
 	case errors.Is(err, fs.ErrNotExist):
 		c.errorf("%s: there is no such file", path)
 		c.hintf("lists are in /etc/cni/net.d, Nomad's in /opt/cni/config; \"lockwrap doctor\" finds them")
-	case errors.Is(err, fs.ErrPermission):
+	case errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0:
 		c.errorf("%s: %v", path, err)
 		c.hintf("run it as root")
+	case errors.Is(err, fs.ErrPermission):
+		c.errorf("%s: %v", path, err)
+		c.hintf("lsattr shows whether the file or its directory is immutable")
+	case errors.Is(err, syscall.EBUSY):
+		c.errorf("%s: %v", path, err)
+		c.hintf("it is a mount point: change the file that is mounted there")
 	case errors.Is(err, syscall.EROFS):
 		c.errorf("%s: %v", path, err)
 		c.hintf("change the list where this file comes from, %s there", again)

@@ -12,14 +12,13 @@ import (
 
 // iptables is what plugins find on PATH.
 type iptables struct {
-	backend string   // "nf_tables" or "legacy"; "" without iptables
-	there   []string // iptables, ip6tables
+	there    []string          // iptables, ip6tables
+	backends map[string]string // of each: "nf_tables" or "legacy"
 }
 
 // iptables tells which iptables there is, and whether another one has rules too.
 func (x *examiner) iptables() iptables {
-	var ipt iptables
-	backends := map[string]string{}
+	ipt := iptables{backends: map[string]string{}}
 	for _, name := range []string{"iptables", "ip6tables"} {
 		stdout, stderr, err := run(x.environ, "", name, "-V")
 		if err != nil {
@@ -27,29 +26,28 @@ func (x *examiner) iptables() iptables {
 			continue
 		}
 		version := strings.TrimSpace(stdout)
-		backends[name] = "legacy" // before 1.8 there was nothing else to say
+		ipt.backends[name] = "legacy" // before 1.8 there was nothing else to say
 		if strings.Contains(version, "nf_tables") {
-			backends[name] = "nf_tables"
+			ipt.backends[name] = "nf_tables"
 		}
 		ipt.there = append(ipt.there, name)
 		x.add(fine, name, "", "%s", version)
 	}
-	ipt.backend = backends["iptables"]
-	if v6 := backends["ip6tables"]; v6 != "" && ipt.backend != "" && v6 != ipt.backend {
-		x.add(warn, "ip6tables", "set both with update-alternatives or install one package", "it is %s, but iptables is %s", v6, ipt.backend)
+	if v4, v6 := ipt.backends["iptables"], ipt.backends["ip6tables"]; v4 != "" && v6 != "" && v4 != v6 {
+		x.add(warn, "ip6tables", "set both with update-alternatives or install one package", "it is %s, but iptables is %s", v6, v4)
 	}
 	for _, name := range ipt.there {
-		other, rules := x.otherRules(name, backends[name])
+		other, rules := x.otherRules(name, ipt.backends[name])
 		if rules != "" {
 			x.add(warn, name, fmt.Sprintf("see \"%s-save\" and remove what should not be there; both sets of rules apply", other),
-				"it is %s, but %s has rules too: %s", backends[name], other, rules)
+				"it is %s, but %s has rules too: %s", ipt.backends[name], other, rules)
 		}
 	}
 	return ipt
 }
 
 func errorText(err error, stderr string) string {
-	if s := strings.TrimSpace(stderr); s != "" {
+	if s := excerpt(stderr); s != "" {
 		return s
 	}
 	return err.Error()
@@ -62,12 +60,12 @@ func (x *examiner) otherRules(name, backend string) (other, rules string) {
 	other = name + "-nft"
 	if backend == "nf_tables" {
 		other = name + "-legacy"
-		tables, err := os.ReadFile("/proc/net/" + strings.Replace(name, "tables", "_tables_names", 1))
-		if err != nil || len(tables) == 0 {
+		tables := loadedTables(name)
+		if len(tables) == 0 {
 			return other, ""
 		}
 		if _, err := exec.LookPath(other + "-save"); err != nil {
-			return other, "the tables " + strings.Join(strings.Fields(string(tables)), ", ")
+			return other, "the tables " + strings.Join(tables, ", ")
 		}
 	}
 	stdout, _, err := run(x.environ, "", other+"-save")
@@ -86,15 +84,26 @@ func (x *examiner) otherRules(name, backend string) (other, rules string) {
 	return other, fmt.Sprintf("%d", n)
 }
 
+// loadedTables are the tables of iptables-legacy that the kernel has.
+func loadedTables(name string) []string {
+	tables, _ := os.ReadFile("/proc/net/" + strings.Replace(name, "tables", "_tables_names", 1))
+	return strings.Fields(string(tables))
+}
+
+func loaded(name, table string) bool { return slices.Contains(loadedTables(name), table) }
+
 // rules finds what races have left in the rules that containers share.
 func (x *examiner) rules(ipt iptables) {
 	clean := true
 	for _, name := range ipt.there {
 		for _, table := range []string{"filter", "nat"} {
+			if ipt.backends[name] == "legacy" && !loaded(name, table) {
+				continue // a listing would load it
+			}
 			// Without -w an iptables beside us would make it fail.
 			stdout, stderr, err := run(x.environ, "", name, "-w", "2", "-t", table, "-S")
 			if err != nil {
-				x.add(warn, name, "run it as root", "cannot list table %s: %s", table, errorText(err, stderr))
+				x.add(warn, name, asRoot("see what it says by hand"), "cannot list table %s: %s", table, errorText(err, stderr))
 				clean = false
 				continue
 			}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/lockwrap/lockwrap/conflist"
 	"github.com/lockwrap/lockwrap/wrap"
 )
 
@@ -38,7 +39,7 @@ name. What is stuck comes first.
 			asJSON := jsonFlag(flags)
 			return func(c *console, args []string) int {
 				if len(args) > 0 {
-					return misused
+					return c.tooMany(args)
 				}
 				return c.status(*asJSON)
 			}
@@ -53,21 +54,29 @@ type status struct {
 	StateDir    string            `json:"stateDir"`
 	Attachments []wrap.Attachment `json:"attachments"` // the stuck ones first, then by network, state and age
 
-	limit time.Duration // of a delegate
+	limit time.Duration // of a wait for the lock
+	errs  []error       // what could not be looked at
 }
 
 func (c *console) status(asJSON bool) int {
 	all, err := readStatus(os.Environ())
 	if err != nil {
 		c.errorf("%s", ownWords(err))
-		if errors.Is(err, fs.ErrPermission) {
-			c.hintf("run it as root")
-		}
 		return 1
+	}
+	code := 0
+	for _, s := range all {
+		for _, err := range s.errs {
+			c.errorf("%v", err)
+			if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
+				c.hintf("run it as root")
+			}
+			code = 1
+		}
 	}
 	if asJSON {
 		c.printJSON(map[string][]status{"status": all})
-		return 0
+		return code
 	}
 	for i, s := range all {
 		if i > 0 {
@@ -75,7 +84,7 @@ func (c *console) status(asJSON bool) int {
 		}
 		c.printf("%s", s)
 	}
-	return 0
+	return code
 }
 
 // ownWords is an error of package wrap without what it has for a runtime: the
@@ -99,28 +108,24 @@ func readStatus(environ []string) ([]status, error) {
 		if slices.ContainsFunc(all, func(known status) bool { return known.LockFile == s.LockFile && known.StateDir == s.StateDir }) {
 			continue
 		}
-		each, err := statusOf(s)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, each)
+		all = append(all, statusOf(s))
 	}
 	return all, nil
 }
 
 // statusOf looks at one of them.
-func statusOf(s wrap.Settings) (status, error) {
-	out := status{LockFile: s.LockFile, StateDir: s.StateDir, limit: s.PluginTimeout}
+func statusOf(s wrap.Settings) status {
+	out := status{LockFile: s.LockFile, StateDir: s.StateDir, limit: s.LockTimeout}
 	lock, err := wrap.InspectLock(s.LockFile)
 	switch {
 	case err == nil:
 		out.Lock = &lock
 	case !errors.Is(err, fs.ErrNotExist):
-		return out, err
+		out.errs = append(out.errs, err)
 	}
 	attachments, err := wrap.Attachments(s.StateDir)
 	if err != nil {
-		return out, err
+		out.errs = append(out.errs, err)
 	}
 	out.Attachments = append([]wrap.Attachment{}, attachments...)
 	slices.SortStableFunc(out.Attachments, func(a, b wrap.Attachment) int {
@@ -130,7 +135,7 @@ func statusOf(s wrap.Settings) (status, error) {
 			cmp.Compare(a.State, b.State),
 			a.Since.Compare(b.Since))
 	})
-	return out, nil
+	return out
 }
 
 // namedInLists are the settings of the wrapped lists in the default directories.
@@ -143,6 +148,9 @@ func namedInLists(environ []string) []wrap.Settings {
 				continue // doctor complains
 			}
 			for _, p := range list.Plugins {
+				if p.Type != conflist.PluginName {
+					continue
+				}
 				if conf, err := wrap.ParseEntry(p.Raw, list.Name, list.CNIVersion, environ); err == nil {
 					all = append(all, conf.Settings)
 				}
@@ -170,12 +178,14 @@ func listFiles(dir string) []string {
 func (s status) String() string {
 	var b strings.Builder
 	now := time.Now()
-	if s.Lock == nil && len(s.Attachments) == 0 {
+	if s.Lock == nil && len(s.Attachments) == 0 && len(s.errs) == 0 {
 		fmt.Fprintf(&b, "lock %s: lockwrap has not run since boot\n", s.LockFile)
 		return b.String()
 	}
 	fmt.Fprintf(&b, "lock %s: ", s.LockFile)
 	switch {
+	case s.Lock == nil && len(s.errs) > 0:
+		b.WriteString("cannot be looked at\n")
 	case s.Lock == nil:
 		b.WriteString("not taken since it was removed\n")
 	case s.Lock.Holder != nil:
@@ -186,7 +196,7 @@ func (s status) String() string {
 		}
 		fmt.Fprintf(&b, "\n  holder  %s\n", describe(h))
 		for _, line := range h.Running {
-			fmt.Fprintf(&b, "          running %s\n", line)
+			fmt.Fprintf(&b, "          running %s\n", printable(line))
 		}
 	case s.Lock.Died != nil:
 		fmt.Fprintf(&b, "free; its last holder was killed %s ago or later\n  killed  %s\n", age(now, s.Lock.Died.Since), describe(*s.Lock.Died))
@@ -223,7 +233,7 @@ func describe(u wrap.LockUser) string {
 	if u.Plugin != "" {
 		what += ", in " + u.Plugin
 	}
-	return what
+	return printable(what)
 }
 
 // writeAttachments tells the stuck ones first, and how many there are of each
@@ -254,7 +264,7 @@ func (s status) writeAttachments(b *strings.Builder, now time.Time) {
 	for i, line := range strings.SplitAfter(table.String(), "\n") {
 		b.WriteString(line)
 		if i > 0 && i <= stuck {
-			fmt.Fprintf(b, "    stuck: %s\n", s.Attachments[i-1].Stuck)
+			fmt.Fprintf(b, "    stuck: %s\n", printable(s.Attachments[i-1].Stuck))
 		}
 	}
 }
@@ -263,7 +273,7 @@ func orUnknown(s string) string {
 	if s == "" {
 		return "?"
 	}
-	return s
+	return printable(s)
 }
 
 // age is how long ago something was, as precise as one wants to know.
