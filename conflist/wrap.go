@@ -296,7 +296,7 @@ func (l *List) Unwrap() ([]byte, error) {
 // Delegates are the plugins inside a lockwrap entry.
 func (l *List) Delegates(p Plugin) ([]Plugin, error) {
 	value := member(p.object, "delegates")
-	if slices.Index(p.Keys(), "delegates") != lastIndex(p.Keys(), "delegates") {
+	if all := slices.DeleteFunc(p.Keys(), func(key string) bool { return key != "delegates" }); len(all) > 1 {
 		return nil, l.refuse(p, "remove all but one", `"delegates" is there more than once; only the last one counts`)
 	}
 	if len(elements(value)) == 0 {
@@ -317,15 +317,6 @@ func (l *List) Delegates(p Plugin) ([]Plugin, error) {
 		delegates = append(delegates, l.plugin(value, conf))
 	}
 	return delegates, nil
-}
-
-func lastIndex(list []string, s string) int {
-	for i, each := range slices.Backward(list) {
-		if each == s {
-			return i
-		}
-	}
-	return -1
 }
 
 // Keys are the plugin's keys as they stand in the file.

@@ -40,7 +40,7 @@ func (c *call) recoverAttachment(ctx context.Context) *types.Error {
 	case old == nil, old.State == stateUndone:
 		// If an interface is there, it is none of ours; unless the plugins
 		// before us in the list have just made it.
-		c.live = err == nil && present && c.conf.prevResult == nil
+		c.live = err == nil && present && !c.madeBefore()
 	case old.State == stateAdded && !c.isStale(old, present, err):
 		c.live, left = true, old.Leftover
 	default:
@@ -63,7 +63,7 @@ func (c *call) isStale(old *record, present bool, unknown error) bool {
 	now := identifyNetNS(c.args.Netns)
 	replaced := now != (netnsID{}) && old.NetNSID != (netnsID{}) && !now.maybe(old.NetNSID)
 	switch {
-	case c.conf.prevResult != nil:
+	case c.madeBefore():
 		// The interface is the work of a plugin before us. Another one has
 		// another result, if only another hardware address.
 		return replaced || !sameJSON(c.conf.prevResult, old.PrevResult)
@@ -71,6 +71,27 @@ func (c *call) isStale(old *record, present bool, unknown error) bool {
 		return replaced
 	}
 	return !present
+}
+
+// madeBefore reports whether the interface may be the work of a plugin before us
+// in the list: the result that we got names it. One of a loopback plugin in front
+// of bridge does not; one of before 0.3.0 names no interface at all.
+func (c *call) madeBefore() bool {
+	if c.conf.prevResult == nil {
+		return false
+	}
+	var result struct {
+		Interfaces []struct{ Name, Sandbox string }
+	}
+	if err := json.Unmarshal(c.conf.prevResult, &result); err != nil || result.Interfaces == nil {
+		return true
+	}
+	for _, i := range result.Interfaces {
+		if i.Name == c.args.IfName && i.Sandbox != "" {
+			return true
+		}
+	}
+	return false
 }
 
 // removeLeftovers DELs what is on record and returns what could not be removed.
