@@ -146,10 +146,8 @@ func (x *examiner) examine(path string) {
 		}
 		x.entry(l, p)
 	}
-	switch {
-	case wrapped > 0:
-		x.dropIns(l)
-	case len(l.bare) > 0:
+	x.dropIns(l, wrapped > 0)
+	if wrapped == 0 && len(l.bare) > 0 {
 		x.add(warn, path, `run "lockwrap wrap" on the file`,
 			"the list is not wrapped: without the lock its %s race with those of all other lists", typesOf(l.bare))
 	}
@@ -289,7 +287,7 @@ func (x *examiner) backend(l *examined, p conflist.Plugin) {
 
 // dropIns looks into the directory from which libcni 1.3 and later append
 // plugins to the list.
-func (x *examiner) dropIns(l *examined) {
+func (x *examiner) dropIns(l *examined, wrapped bool) {
 	if l.Single || l.InlinedOnly || strings.ContainsRune(l.Name, filepath.Separator) {
 		return
 	}
@@ -311,19 +309,22 @@ func (x *examiner) dropIns(l *examined) {
 		}
 		x.add(fail, file, "correct or remove it", "the CNI library (1.3 and later) would not load %s because of this file: %v", l.path, err)
 	}
-	if len(names) > 0 {
+	if len(names) > 0 && wrapped {
 		x.add(warn, l.path, todo, "the CNI library (1.3 and later) appends %s from %s: outside lockwrap, without the lock", strings.Join(names, ", "), dir)
 	}
 }
 
-// realPath is a file's path without links in its directories: /var/run is often
-// one to /run.
+// realPath is a file's path without links in those of its directories that there
+// are: /var/run is often one to /run.
 func realPath(path string) string {
-	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
-	if err != nil {
+	dir := filepath.Dir(path)
+	if real, err := filepath.EvalSymlinks(dir); err == nil {
+		return filepath.Join(real, filepath.Base(path))
+	}
+	if dir == path {
 		return path
 	}
-	return filepath.Join(dir, filepath.Base(path))
+	return filepath.Join(realPath(dir), filepath.Base(path))
 }
 
 // compareLocks finds lists that do not exclude each other.
