@@ -13,7 +13,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"lockwrap": main})
+	// Under the last two names it stands in.
+	testscript.Main(m, map[string]func(){"lockwrap": main, "bridge": main, "firewall": main})
 }
 
 func TestScripts(t *testing.T) {

@@ -31,6 +31,9 @@ type Settings struct {
 	PluginTimeout time.Duration // longest run of one delegate, from its own start
 	LogFile       string        // "" is none; stderr is written to in any case
 	LogLevel      slog.Level
+	// PluginDirs are where a stand-in looks for the plugin behind it when it
+	// has no CNI_PATH. Only the host's configuration can set it.
+	PluginDirs []string
 }
 
 func defaultSettings() Settings {
@@ -40,6 +43,7 @@ func defaultSettings() Settings {
 		LockTimeout:   2 * time.Minute,
 		PluginTimeout: 2 * time.Minute,
 		LogLevel:      slog.LevelInfo,
+		PluginDirs:    []string{"/opt/cni/bin", "/usr/libexec/cni", "/usr/lib/cni"},
 	}
 }
 
@@ -71,6 +75,19 @@ func setPath(dst *string, raw json.RawMessage) error {
 	}
 	*dst = filepath.Clean(s)
 	return nil
+}
+
+func setDirs(dst *[]string, raw json.RawMessage) error {
+	var dirs []string
+	if err := json.Unmarshal(raw, &dirs); err != nil || len(dirs) == 0 || !all(dirs, filepath.IsAbs) {
+		return errors.New("not a list of absolute paths")
+	}
+	*dst = dirs
+	return nil
+}
+
+func all(list []string, is func(string) bool) bool {
+	return !slices.ContainsFunc(list, func(s string) bool { return !is(s) })
 }
 
 func setDuration(dst *time.Duration, raw json.RawMessage) error {
@@ -131,10 +148,8 @@ func (s *Settings) readHostConfig(environ []string) error {
 		case err != nil:
 			return configError("%s: %q: %s is %w", path, key, excerpt(raw), err)
 		case !known && key == "pluginDirs":
-			// For the stand-ins; the plugin looks on CNI_PATH alone.
-			var dirs []string
-			if err := json.Unmarshal(raw, &dirs); err != nil {
-				return configError("%s: %q: %s is not a list of directories", path, key, excerpt(raw))
+			if err := setDirs(&s.PluginDirs, raw); err != nil {
+				return configError("%s: %q: %s is %w", path, key, excerpt(raw), err)
 			}
 		case !known:
 			return configError("%s: unknown key %q: %s", path, key, excerpt(raw))
@@ -153,6 +168,8 @@ type NetConf struct {
 	Capabilities map[string]bool
 	Delegates    []*delegate
 	Chains       []Chain // further chains to pre-create
+
+	standIn bool // for one delegate, which has the name we were called by
 
 	prevResult    json.RawMessage            // nil if the runtime gave none
 	runtimeConfig map[string]json.RawMessage // capability arguments

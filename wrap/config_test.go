@@ -86,9 +86,9 @@ func TestParse_settings(t *testing.T) {
 	}{
 		{"defaults", nil, entry(""), defaultSettings()},
 		{"host", []string{"LOCKWRAP_CONFIG=" + file}, entry(""),
-			Settings{LockFile: "/h/lock", StateDir: "/h/state", LockTimeout: 7 * time.Second, PluginTimeout: 8 * time.Second, LogLevel: slog.LevelWarn}},
+			Settings{LockFile: "/h/lock", StateDir: "/h/state", LockTimeout: 7 * time.Second, PluginTimeout: 8 * time.Second, LogLevel: slog.LevelWarn, PluginDirs: []string{"/h/bin"}}},
 		{"the entry wins", []string{"LOCKWRAP_CONFIG=" + file}, entry(`, "lockFile": "/e/lock", "lockTimeout": "1m", "logLevel": "debug", "logFile": "/e/log"`),
-			Settings{LockFile: "/e/lock", StateDir: "/h/state", LockTimeout: time.Minute, PluginTimeout: 8 * time.Second, LogLevel: slog.LevelDebug, LogFile: "/e/log"}},
+			Settings{LockFile: "/e/lock", StateDir: "/h/state", LockTimeout: time.Minute, PluginTimeout: 8 * time.Second, LogLevel: slog.LevelDebug, LogFile: "/e/log", PluginDirs: []string{"/h/bin"}}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

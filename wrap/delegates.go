@@ -23,6 +23,7 @@ const pluginName = "lockwrap"
 type delegate struct {
 	Type string
 
+	binary       string // of a stand-in's delegate; others are looked for at each turn
 	name         string // the entry's own "name", which libcni's errors show
 	capabilities map[string]bool
 	entry        map[string]json.RawMessage // as it stood in the list
@@ -61,25 +62,40 @@ func (d *delegate) String() string {
 // would wait for its own lock for ever. The error is a *types.Error in libcni's
 // words.
 func FindPlugin(pluginType, cniPath string) (string, error) {
-	self, _ := os.Stat("/proc/self/exe")
 	dirs := filepath.SplitList(cniPath)
 	for _, dir := range dirs {
-		path, err := invoke.FindInPath(pluginType, []string{dir})
-		if err != nil {
-			continue
-		}
-		if found, err := os.Stat(path); err == nil && (self == nil || !os.SameFile(found, self)) {
+		if path, err := invoke.FindInPath(pluginType, []string{dir}); err == nil && !IsLockwrap(path) {
 			return path, nil
 		}
 	}
 	return "", types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("failed to find plugin %q in path %s", pluginType, dirs), "")
 }
 
+// IsLockwrap reports whether a file is lockwrap: this one, whatever the links, or
+// a link to another one.
+func IsLockwrap(path string) bool {
+	self, err1 := os.Stat("/proc/self/exe")
+	found, err2 := os.Stat(path)
+	if err1 == nil && err2 == nil && os.SameFile(self, found) {
+		return true
+	}
+	target, err := filepath.EvalSymlinks(path)
+	return err == nil && strings.HasPrefix(filepath.Base(target), pluginName)
+}
+
+// path finds the delegate's binary.
+func (d *delegate) path(cniPath string) (string, error) {
+	if d.binary != "" {
+		return d.binary, nil
+	}
+	return FindPlugin(d.Type, cniPath)
+}
+
 // locate looks for all delegates before the first one runs, so that a missing
 // one changes nothing.
 func (c *NetConf) locate(cniPath string) error {
 	for _, d := range c.Delegates {
-		if _, err := FindPlugin(d.Type, cniPath); err != nil {
+		if _, err := d.path(cniPath); err != nil {
 			return ownError(types.ErrInvalidNetworkConfig, "install the plugin there, or correct the list",
 				"network %q: delegate %q cannot be found in CNI_PATH %q", c.Name, d.Type, filepath.SplitList(cniPath))
 		}
@@ -92,6 +108,9 @@ func (c *NetConf) locate(cniPath string) error {
 // arguments, and what the runtime puts into every plugin of a list.
 func (c *NetConf) config(d *delegate, verb string) map[string]json.RawMessage {
 	conf := maps.Clone(d.entry)
+	if c.standIn {
+		return conf // libcni has done all that
+	}
 	conf["name"] = quote(c.Name)
 	conf["cniVersion"] = quote(c.CNIVersion)
 	maps.Copy(conf, c.passed)
@@ -145,7 +164,7 @@ func mergeObjects(own, incoming json.RawMessage, merge func(string, json.RawMess
 
 // exec runs one delegate for a verb that has no result.
 func (c *call) exec(ctx context.Context, d *delegate, config map[string]json.RawMessage, env environment) error {
-	path, err := FindPlugin(d.Type, c.args.Path)
+	path, err := d.path(c.args.Path)
 	if err != nil {
 		return err
 	}
@@ -156,7 +175,7 @@ func (c *call) exec(ctx context.Context, d *delegate, config map[string]json.Raw
 // execAdd runs one delegate's ADD. It returns what the delegate printed beside
 // the result read from it by libcni's rules, and whether it was started at all.
 func (c *call) execAdd(ctx context.Context, d *delegate, config map[string]json.RawMessage) (printed []byte, result types.Result, started bool, err error) {
-	path, err := FindPlugin(d.Type, c.args.Path)
+	path, err := d.path(c.args.Path)
 	if err != nil {
 		return nil, nil, false, err
 	}

@@ -27,6 +27,10 @@
 // all verbs share, wrap.go the verbs; decoy.go helps a DEL whose namespace is
 // gone.
 //
+// standin.go is the other way in: lockwrap under the name of one plugin, for
+// lists that nobody can edit. It is the same with one delegate, and a record that
+// the stand-ins of an attachment share.
+//
 // What is promised:
 //
 //   - Each delegate sees what it would see in the bare list, and the runtime

@@ -34,6 +34,8 @@ type call struct {
 	others []*record // of other lockwrap entries of the list
 	live   bool      // the attachment was there before this ADD
 
+	firstLink int // where this call's delegates begin in the record: 0 but for stand-ins
+
 	wait, hold time.Duration // for the lock, and under it
 	result     []byte        // of ADD
 }
@@ -42,8 +44,10 @@ type call struct {
 // entry. It prints one JSON document or nothing to stdout, and returns the exit
 // code. Without CNI_COMMAND it prints who it is to stderr, and does not touch
 // stdin.
-func Main() (exitCode int) {
-	environ := os.Environ()
+func Main() (exitCode int) { return handle(os.Environ(), parse) }
+
+// handle runs one verb on the configuration that parse makes of stdin.
+func handle(environ []string, parse parser) (exitCode int) {
 	// A runtime that died leaves broken pipes. A log line must not end a call
 	// half-way, so writing to them is an error and not a signal.
 	notify(make(chan os.Signal, 1), syscall.SIGPIPE)
@@ -60,7 +64,7 @@ func Main() (exitCode int) {
 	}()
 
 	verb := func(name string, steps func(*call, context.Context) error) func(*skel.CmdArgs) error {
-		return func(args *skel.CmdArgs) error { return serve(name, steps, args, environ) }
+		return func(args *skel.CmdArgs) error { return serve(name, steps, parse, args, environ) }
 	}
 	about := ""
 	if os.Getenv("CNI_COMMAND") == "" {
@@ -80,9 +84,11 @@ func Main() (exitCode int) {
 	return 0
 }
 
+type parser func(stdin []byte, environ []string) (*NetConf, error)
+
 // serve parses the configuration, runs the steps of one verb, and logs the
 // call's one line.
-func serve(name string, steps func(*call, context.Context) error, args *skel.CmdArgs, environ []string) error {
+func serve(name string, steps func(*call, context.Context) error, parse parser, args *skel.CmdArgs, environ []string) error {
 	conf, err := parse(args.StdinData, environ)
 	if err != nil {
 		return err

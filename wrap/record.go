@@ -40,7 +40,8 @@ type record struct {
 	Network    string    `json:"network"`
 	Container  string    `json:"container"`
 	IfName     string    `json:"ifname"`
-	Types      []string  `json:"types"` // of all delegates of the entry
+	Types      []string  `json:"types"` // of all delegates of the entry; of a stand-in's record, so far
+	StandIn    bool      `json:"standIn,omitempty"`
 	NetNS      string    `json:"netns"`
 	NetNSID    netnsID   `json:"netnsID"`
 	Args       string    `json:"args,omitempty"` // CNI_ARGS
@@ -143,6 +144,12 @@ func loadRecord(stateDir string, want *record, isSibling func(*record) bool) (ow
 	}
 	all := append([]*record{head}, head.Others...)
 	head.Others = nil
+	if want.StandIn {
+		if own, others = standInRecord(all, want.Types[0]); own != nil {
+			own.Others = others
+		}
+		return own, others, nil
+	}
 	i := slices.IndexFunc(all, func(r *record) bool { return slices.Equal(r.Types, want.Types) })
 	if i < 0 {
 		i = slices.IndexFunc(all, func(r *record) bool {
@@ -251,7 +258,7 @@ func (r *record) prevResultForDel(cniVersion string) json.RawMessage {
 // runtimeConfig is what the i-th delegate got as capability arguments at ADD,
 // if the list still has the same plugin there.
 func (r *record) runtimeConfig(i int, pluginType string) json.RawMessage {
-	if i >= len(r.Delegates) || r.Delegates[i].Type != pluginType {
+	if i < 0 || i >= len(r.Delegates) || r.Delegates[i].Type != pluginType {
 		return nil
 	}
 	return r.Delegates[i].Config["runtimeConfig"]

@@ -41,6 +41,11 @@ func (c *call) recoverAttachment(ctx context.Context) *types.Error {
 		// If an interface is there, it is none of ours; unless the plugins
 		// before us in the list have just made it.
 		c.live = err == nil && present && !c.madeBefore()
+	case c.continues(old):
+		c.rec = old
+		c.rec.Types = append(c.rec.Types, c.conf.Delegates[0].Type)
+		c.rec.enter(stateAdding)
+		return nil
 	case old.State == stateAdded && !c.isStale(old, present, err):
 		c.live, left = true, old.Leftover
 	default:
@@ -66,7 +71,11 @@ func (c *call) isStale(old *record, present bool, unknown error) bool {
 	case c.madeBefore():
 		// The interface is the work of a plugin before us. Another one has
 		// another result, if only another hardware address.
-		return replaced || !sameJSON(c.conf.prevResult, old.PrevResult)
+		before := old.PrevResult
+		if c.conf.standIn {
+			before = old.resultBefore(c.conf.Delegates[0].Type)
+		}
+		return replaced || !sameJSON(c.conf.prevResult, before)
 	case unknown != nil:
 		return replaced
 	}
@@ -198,6 +207,7 @@ func (c *call) newRecord() *record {
 		Args:       c.args.Args,
 		CNIVersion: c.conf.CNIVersion,
 		PrevResult: c.conf.prevResult,
+		StandIn:    c.conf.standIn,
 		Others:     c.others,
 	}
 	for _, d := range c.conf.Delegates {

@@ -22,11 +22,15 @@ func (c *call) undo(ctx context.Context, first *types.Error) error {
 	}
 	// A second signal, or the runtime's end, is no reason to leave things
 	// half done, so the undo does not listen to ctx.
-	failed := c.deleteRecorded(context.WithoutCancel(ctx), c.rec, c.env)
+	failed := c.deleteRecorded(context.WithoutCancel(ctx), c.ownLink(), c.env)
 	if len(failed) > 0 {
 		addDetail(first, strings.Join(failed, "; "))
+	} else {
+		// The links of other stand-ins stay, and the state tells that the
+		// attachment has failed.
+		c.rec.Delegates = c.rec.Delegates[:c.firstLink]
 	}
-	if len(failed) == 0 && c.rec.Leftover == nil {
+	if len(c.rec.Delegates) == 0 && c.rec.Leftover == nil {
 		c.rec.enter(stateUndone)
 		c.rec.forget()
 	}

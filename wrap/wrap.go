@@ -45,6 +45,9 @@ func (c *call) cmdAdd(ctx context.Context) error {
 	if failure != nil {
 		return c.undo(ctx, failure)
 	}
+	if c.live && c.conf.standIn {
+		return nil // a second ADD that the plugin takes for nothing special; the record has all links
+	}
 	c.live = false
 	c.rec.enter(stateAdded)
 	c.saveRecord()
@@ -63,11 +66,17 @@ func (c *call) cmdDel(ctx context.Context) error {
 	old := c.loadRecord()
 	if c.isUndone(old) {
 		c.log.Info("nothing to do: the ADD of this attachment failed and has been undone")
-		c.removeRecord(old)
+		if !c.conf.standIn || old.Types[0] == c.conf.Delegates[0].Type {
+			c.removeRecord(old) // else the DELs of the links before this one come next
+		}
 		return nil
 	}
 	if err := c.delDelegates(ctx, old); err != nil {
 		return err
+	}
+	if c.conf.standIn && c.rec.dropLink(c.conf.Delegates[0].Type) {
+		c.saveRecord() // for the links before it, whose DELs come next
+		return nil
 	}
 	c.removeLeftovers(ctx, c.rec.Leftover)
 	c.removeRecord(c.rec)
@@ -109,6 +118,9 @@ func (c *call) cmdGC(ctx context.Context) error {
 	var failed []string
 	for _, d := range c.conf.Delegates {
 		if err := c.exec(ctx, d, c.conf.config(d, "GC"), c.env); err != nil {
+			if c.conf.standIn {
+				return delegateError("", err)
+			}
 			failure := delegateError(fmt.Sprintf("failed to GC plugin %s: ", d.Type), err)
 			failed = append(failed, failure.Error())
 			if first == nil {
@@ -141,23 +153,25 @@ func (c *call) cmdStatus(ctx context.Context) error {
 // as libcni parsed it. The error is the failed delegate's in libcni's words.
 func (c *call) addDelegates(ctx context.Context, chains *chainKeeper) *types.Error {
 	prevResult := c.conf.prevResult
+	c.firstLink = len(c.rec.Delegates)
 	for i, d := range c.conf.Delegates {
 		chains.await(i, prevResult)
 		if err := context.Cause(ctx); err != nil {
 			return ownError(errOther, "", "ADD given up before plugin %q: %w", d.Type, err)
 		}
 		config := c.conf.config(d, "ADD")
-		c.rec.Running = i
+		link := len(c.rec.Delegates)
+		c.rec.Running = link
 		c.rec.Delegates = append(c.rec.Delegates, recorded{Type: d.Type, Config: config})
 		printed, result, started, err := c.execAdd(ctx, d, withPrevResult(config, prevResult))
 		if !started {
-			c.rec.Delegates = c.rec.Delegates[:i] // it has done nothing to undo
+			c.rec.Delegates = c.rec.Delegates[:link] // it has done nothing to undo
 		}
 		if err != nil {
-			return delegateError(fmt.Sprintf("plugin %s failed (add): ", d), err)
+			return delegateError(c.prefix(d, "add"), err)
 		}
 		prevResult = mustMarshal(result)
-		c.rec.Delegates[i].Result = prevResult
+		c.rec.Delegates[link].Result = prevResult
 		c.result = resultToPrint(printed, result)
 	}
 	return nil
@@ -216,7 +230,11 @@ func (c *call) delDelegates(ctx context.Context, old *record) error {
 			prevResult = old.prevResultForDel(c.conf.CNIVersion)
 		}
 		for i, d := range c.conf.Delegates {
-			if args := old.runtimeConfig(i, d.Type); args != nil && len(c.conf.runtimeConfig) == 0 {
+			link := i
+			if c.conf.standIn {
+				link = old.linkOf(d.Type)
+			}
+			if args := old.runtimeConfig(link, d.Type); args != nil && len(c.conf.runtimeConfig) == 0 {
 				configs[i]["runtimeConfig"] = args
 			}
 		}
@@ -234,13 +252,25 @@ func (c *call) delDelegates(ctx context.Context, old *record) error {
 	}
 	c.rec.enter(stateDeleting)
 	for i := len(c.conf.Delegates) - 1; i >= 0; i-- {
-		c.rec.Running = i
 		d := c.conf.Delegates[i]
+		c.rec.Running = i
+		if c.conf.standIn {
+			c.rec.Running = c.rec.linkOf(d.Type)
+		}
 		if err := c.delDelegate(ctx, d, withPrevResult(configs[i], prevResult), env); err != nil {
-			return delegateError(fmt.Sprintf("plugin %s failed (delete): ", d), err)
+			return delegateError(c.prefix(d, "delete"), err)
 		}
 	}
 	return nil
+}
+
+// prefix is what libcni puts before the message of a plugin that failed. The
+// runtime's own libcni does it for a stand-in.
+func (c *call) prefix(d *delegate, verb string) string {
+	if c.conf.standIn {
+		return ""
+	}
+	return fmt.Sprintf("plugin %s failed (%s): ", d, verb)
 }
 
 // delDelegate tries one DEL up to three times: what makes one fail, such as a
@@ -248,7 +278,7 @@ func (c *call) delDelegates(ctx context.Context, old *record) error {
 // bridge that failed may have removed the interface already, so each try looks
 // for it anew.
 func (c *call) delDelegate(ctx context.Context, d *delegate, config map[string]json.RawMessage, env environment) error {
-	if _, err := FindPlugin(d.Type, c.args.Path); err != nil {
+	if _, err := d.path(c.args.Path); err != nil {
 		return err
 	}
 	const tries = 3

@@ -51,6 +51,7 @@ func (h *host) environ(c call) []string {
 	if c.verb == "GC" || c.verb == "STATUS" {
 		env = append(env, "CNI_CONTAINERID=", "CNI_NETNS=", "CNI_IFNAME=")
 	}
+	env = append(env, h.env...)
 	env = append(env, c.env...)
 	for _, k := range c.unset {
 		keep := env[:0]

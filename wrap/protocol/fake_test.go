@@ -24,8 +24,9 @@ type host struct {
 	bin      string // the fakes
 	run      string // lock file and records
 	lockFile string
-	netns    string // a path that does not exist: the fakes do not care
-	extraDir string // one more directory on CNI_PATH, before all others
+	netns    string   // a path that does not exist: the fakes do not care
+	extraDir string   // one more directory on CNI_PATH, before all others
+	env      []string // for whatever runs here
 }
 
 func newHost(t *testing.T, names ...string) *host {

@@ -4,6 +4,7 @@ package protocol
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"maps"
@@ -108,11 +109,21 @@ func (h *host) runtime(conf []byte) *runtime {
 		h.t.Fatalf("libcni refuses the list: %v\n%s", err, conf)
 	}
 	r := &runtime{h: h, list: l, cache: h.t.TempDir(), stderr: &bytes.Buffer{}}
-	r.cni = libcni.NewCNIConfigWithCacheDir(h.path(), r.cache, &invoke.DefaultExec{
+	r.cni = libcni.NewCNIConfigWithCacheDir(h.path(), r.cache, &hostExec{h, &invoke.DefaultExec{
 		RawExec:       &invoke.RawExec{Stderr: r.stderr},
 		PluginDecoder: version.PluginDecoder{},
-	})
+	}})
 	return r
+}
+
+// hostExec runs plugins with the host's environment.
+type hostExec struct {
+	h *host
+	*invoke.DefaultExec
+}
+
+func (e *hostExec) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
+	return e.DefaultExec.ExecPlugin(ctx, path, stdin, append(environ, e.h.env...))
 }
 
 // step is one call of the runtime.
