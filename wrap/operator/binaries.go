@@ -101,6 +101,12 @@ func newBinaries(path string) *binaries {
 
 func (b *binaries) dirs() string { return strings.Join(filepath.SplitList(b.path), " or ") }
 
+// stoodIn reports whether the runtime finds lockwrap in the place of a plugin.
+func (b *binaries) stoodIn(pluginType string) bool {
+	path, err := invoke.FindInPath(pluginType, filepath.SplitList(b.path))
+	return err == nil && wrap.IsLockwrap(path)
+}
+
 var errNotExecutable = errors.New("not executable")
 
 // find looks for a plugin as libcni does. Lockwrap itself is one, but never in

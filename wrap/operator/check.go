@@ -180,7 +180,7 @@ func (x *examiner) notLoaded(path string, err error) {
 
 // outside looks at a plugin that is not under lockwrap.
 func (x *examiner) outside(l *examined, p conflist.Plugin) {
-	if !conflist.SharesRules(p.Type) {
+	if !conflist.SharesRules(p.Type) || x.bins.stoodIn(p.Type) {
 		return
 	}
 	l.bare = append(l.bare, p)

@@ -68,6 +68,7 @@ func examineHost(environ, dirs []string, path string) findings {
 	x.praise()
 	ipt := x.iptables()
 	x.releases(ipt)
+	x.standIns()
 	x.locks()
 	x.attachments()
 	x.rules(ipt)
