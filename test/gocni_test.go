@@ -15,12 +15,16 @@ import (
 // goCNI runs the helper on the host: go-cni attaches networks in goroutines of its own, so a whole process has to be
 // in the host's namespace.
 func goCNI(h *rig.Host, verb string, c *rig.Container, tries int) rig.Run {
+	return goCNIList(h, h.ListFile(), verb, c, tries)
+}
+
+func goCNIList(h *rig.Host, list, verb string, c *rig.Container, tries int) rig.Run {
 	self, err := os.Executable()
 	if err != nil {
 		return rig.Run{Err: err}
 	}
 	cmd := exec.Command(self, verb, c.ID, c.NetNS, strconv.Itoa(tries))
-	cmd.Env = h.Environ(helperEnv+"=gocni", "LIST="+h.ListFile(), "CAP_ARGS="+c.Ports)
+	cmd.Env = h.Environ(helperEnv+"=gocni", "LIST="+list, "CAP_ARGS="+c.Ports)
 	return h.Cmd(cmd)
 }
 

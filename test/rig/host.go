@@ -252,8 +252,10 @@ func (h *Host) Replace(c *Container) error {
 // PluginPath is CNI_PATH on this host.
 func (h *Host) PluginPath() string {
 	dirs := []string{binDir()}
-	if shims := filepath.Join(h.Dir, "shims"); isDir(shims) {
-		dirs = append([]string{shims}, dirs...)
+	for _, first := range []string{"shims", "stand-ins"} {
+		if dir := filepath.Join(h.Dir, first); isDir(dir) {
+			dirs = append([]string{dir}, dirs...)
+		}
 	}
 	for _, dir := range h.Set.dirs {
 		dirs = append(dirs, Bin(dir))

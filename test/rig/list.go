@@ -73,7 +73,12 @@ func (h *Host) ListFile() string { return filepath.Join(h.Dir, "net.d", h.Name+"
 
 // Bare makes these plugins the host's list.
 func (h *Host) Bare(plugins ...Plugin) error {
-	return writeJSON(h.ListFile(), Plugin{"cniVersion": h.Version, "name": h.Name, "plugins": plugins})
+	return h.WriteList(h.ListFile(), h.Name, plugins...)
+}
+
+// WriteList writes a list of another network.
+func (h *Host) WriteList(file, name string, plugins ...Plugin) error {
+	return writeJSON(file, Plugin{"cniVersion": h.Version, "name": name, "plugins": plugins})
 }
 
 // Wrapped makes these plugins the host's list, wrapped with the command that a user would take.
@@ -136,4 +141,19 @@ func writeJSON(file string, v any) error {
 func containerID(netns string) string {
 	sum := sha512.Sum512([]byte(netns))
 	return fmt.Sprintf("cnitool-%x", sum[:10])
+}
+
+// StandIns puts lockwrap in the place of plugins with the command that a user would take.
+func (h *Host) StandIns(plugins ...string) error {
+	for _, plugin := range plugins {
+		real, err := h.plugin(plugin)
+		if err != nil {
+			return err
+		}
+		run := h.Exec(Bin("lockwrap"), "stand-in", "--dir", filepath.Join(h.Dir, "stand-ins"), "--bin-dir", filepath.Dir(real), plugin)
+		if !run.OK() {
+			return fmt.Errorf("lockwrap stand-in: %v", run)
+		}
+	}
+	return nil
 }
