@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -29,12 +31,27 @@ func heldMark(pid int, path string) string { return fmt.Sprintf("%d:%s", pid, pa
 // heldAbove reports whether a lockwrap above this one holds the lock at path. The
 // mark alone does not count: a daemon that a delegate once started carries it
 // for ever. What counts is that an ancestor holds the lock, by whatever path.
+//
+// A look can miss the holder while many come and go (see readLocks), and whoever
+// takes itself for outside then waits for its own parent, or takes the parent's
+// work for what a dead one has left. So with the mark of an ancestor at hand it
+// is believed that nobody holds the lock only if that is seen again and again.
 func heldAbove(environ []string, path string) bool {
-	if _, marked := lookupEnv(environ, heldVariable); !marked {
+	mark, marked := lookupEnv(environ, heldVariable)
+	if !marked {
 		return false
 	}
-	holder, _ := lockUsers(path)
-	return holder != 0 && isAncestor(holder)
+	number, _, _ := strings.Cut(mark, ":")
+	pid, err := strconv.Atoi(number)
+	below := err == nil && isAncestor(pid)
+	const looks = 20
+	for look := 1; ; look++ {
+		holder, _ := lockUsers(path)
+		if holder != 0 || !below || look == looks {
+			return holder != 0 && isAncestor(holder)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
 }
 
 // hostLock is the lock of the host while it is held.
