@@ -224,7 +224,8 @@ func waitForStragglers(group int, mark string) {
 func stragglers(group int, mark string) []int {
 	return slices.DeleteFunc(groupMembers(group), func(pid int) bool {
 		environ, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-		return !bytes.Contains(environ, []byte(heldVariable+"="+mark+"\x00"))
+		// What is above us waits for us, and is nobody's leftover.
+		return !bytes.Contains(environ, []byte(heldVariable+"="+mark+"\x00")) || isAncestor(pid)
 	})
 }
 
