@@ -231,6 +231,11 @@ func stragglers(group int, mark string) []int {
 
 // groupMembers are the processes of a process group, without zombies.
 func groupMembers(group int) []int {
+	return processes(func(p process) bool { return p.group == group && p.state != "Z" })
+}
+
+// processes are the pids of those that fit.
+func processes(fits func(process) bool) []int {
 	var pids []int
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, stat := range stats {
@@ -238,7 +243,7 @@ func groupMembers(group int) []int {
 		if err != nil {
 			continue
 		}
-		if p, err := readProcess(pid); err == nil && p.group == group && p.state != "Z" {
+		if p, err := readProcess(pid); err == nil && fits(p) {
 			pids = append(pids, pid)
 		}
 	}

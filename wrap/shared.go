@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -143,7 +142,7 @@ func within[T any](ctx context.Context, work func() (T, error)) (T, error) {
 	}
 	why := context.Cause(ctx)
 	var hung []string
-	for _, pid := range children() {
+	for _, pid := range processes(func(p process) bool { return p.parent == os.Getpid() }) {
 		hung = append(hung, strconv.Quote(command(pid)))
 		_ = unix.Kill(pid, unix.SIGKILL)
 	}
@@ -152,22 +151,6 @@ func within[T any](ctx context.Context, work func() (T, error)) (T, error) {
 	}
 	var nothing T
 	return nothing, why
-}
-
-// children are the processes that this one has started.
-func children() []int {
-	var pids []int
-	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-	for _, stat := range stats {
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(stat)))
-		if err != nil {
-			continue
-		}
-		if p, err := readProcess(pid); err == nil && p.parent == os.Getpid() {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
 }
 
 func (c SharedChain) client() (*iptables.IPTables, error) {
