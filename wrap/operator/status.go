@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -245,24 +244,32 @@ func (s status) writeAttachments(b *strings.Builder, now time.Time) {
 		return
 	}
 	stuck := 0
-	var table strings.Builder
-	w := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
-	fmt.Fprint(w, "  NETWORK\tSTATE\tFOR\tCONTAINER\tINTERFACE\n")
+	table := [][]string{{"NETWORK", "STATE", "FOR", "CONTAINER", "INTERFACE"}}
 	for _, a := range s.Attachments {
 		state := a.State
 		if a.Plugin != "" {
 			state += " (" + a.Plugin + ")"
 		}
-		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\t%s\n", orUnknown(a.Network), state, age(now, a.Since), orUnknown(a.Container), orUnknown(a.IfName))
+		table = append(table, []string{orUnknown(a.Network), state, age(now, a.Since), orUnknown(a.Container), orUnknown(a.IfName)})
 		if a.Stuck != "" {
 			stuck++
 		}
 	}
-	_ = w.Flush()
 	fmt.Fprintf(b, "%d, %d stuck\n", len(s.Attachments), stuck)
-	// The reasons go between the lines: as cells they would make it too wide.
-	for i, line := range strings.SplitAfter(table.String(), "\n") {
-		b.WriteString(line)
+	// Package tabwriter would cost three pages of the binary. The reasons go
+	// between the lines: as cells they would make it too wide.
+	widths := make([]int, len(table[0]))
+	for _, row := range table {
+		for i, cell := range row {
+			widths[i] = max(widths[i], len([]rune(cell)))
+		}
+	}
+	for i, row := range table {
+		line := ""
+		for j, cell := range row {
+			line += fmt.Sprintf("  %-*s", widths[j], cell)
+		}
+		b.WriteString(strings.TrimRight(line, " ") + "\n")
 		if i > 0 && i <= stuck {
 			fmt.Fprintf(b, "    stuck: %s\n", printable(s.Attachments[i-1].Stuck))
 		}
