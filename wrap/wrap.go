@@ -66,7 +66,7 @@ func (c *call) cmdDel(ctx context.Context) error {
 	old := c.loadRecord()
 	if c.isUndone(old) {
 		c.log.Info("nothing to do: the ADD of this attachment failed and has been undone")
-		if !c.conf.standIn || old.Types[0] == c.conf.Delegates[0].Type {
+		if !c.conf.standIn || len(old.Types) == 0 || old.Types[0] == c.conf.Delegates[0].Type {
 			c.removeRecord(old) // else the DELs of the links before this one come next
 		}
 		return nil

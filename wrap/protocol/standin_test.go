@@ -392,3 +392,29 @@ func TestStandIn_wrappedList(t *testing.T) {
 		t.Errorf("records left: %v", left)
 	}
 }
+
+// TestStandIn_uselessRecord: a record that says nothing of the links is no reason to fail a DEL.
+func TestStandIn_uselessRecord(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "a")
+	h.standIns("a")
+	h.on("a", "ADD", failure(7, "no", ""))
+	r := h.runtime(list{version: "1.0.0", delegates: []entry{{"type": "a"}}}.bare())
+	if r.do(step{verb: "ADD"}).err == nil {
+		t.Fatal("it works")
+	}
+	path := h.record1()
+	b, err := os.ReadFile(path)
+	h.must(err)
+	useless := strings.Replace(string(b), `"types":["a"]`, `"types":[]`, 1)
+	if useless == string(b) {
+		t.Fatalf("no types in %s", b)
+	}
+	h.must(os.WriteFile(path, []byte(useless), 0o600))
+	if del := r.do(step{verb: "DEL"}); del.err != nil {
+		t.Error(del.err)
+	}
+	if left := h.records(); len(left) > 0 {
+		t.Errorf("records left: %v", left)
+	}
+}
