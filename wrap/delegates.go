@@ -79,6 +79,9 @@ func IsLockwrap(path string) bool {
 	if err1 == nil && err2 == nil && os.SameFile(self, found) {
 		return true
 	}
+	if info, err := os.Lstat(path); err != nil || info.Mode()&os.ModeSymlink == 0 {
+		return false
+	}
 	target, err := filepath.EvalSymlinks(path)
 	return err == nil && strings.HasPrefix(filepath.Base(target), pluginName)
 }

@@ -48,8 +48,11 @@ func StandIn(name string) (exitCode int) {
 		_ = ownError(errOther, "", "cannot run %q: %w", path, err).Print()
 		return 1
 	}
-	return handle(environ, func(stdin []byte, environ []string) (*NetConf, error) {
-		return parseStandIn(name, path, stdin, environ)
+	return handle(environ, func(stdin []byte, _ []string) (*NetConf, error) {
+		if err != nil {
+			return nil, err
+		}
+		return parseStandIn(name, path, settings, stdin)
 	})
 }
 
@@ -69,11 +72,7 @@ func findBehind(name string, dirs []string) (path string, found bool) {
 
 // parseStandIn makes a configuration of what the real plugin would have got.
 // The settings are the host's alone: the plugin's keys are its own.
-func parseStandIn(name, path string, stdin []byte, environ []string) (*NetConf, error) {
-	settings, err := HostSettings(environ)
-	if err != nil {
-		return nil, err
-	}
+func parseStandIn(name, path string, settings Settings, stdin []byte) (*NetConf, error) {
 	d := &delegate{Type: name, binary: path}
 	if err := json.Unmarshal(stdin, &d.entry); err != nil || d.entry == nil {
 		return nil, ownError(types.ErrDecodingFailure, "", "the network configuration is not a JSON object: %w", err)

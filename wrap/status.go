@@ -168,7 +168,7 @@ func (r *record) attachment(file string) Attachment {
 	switch r.State {
 	case stateAdding, stateDeleting:
 		a.Plugin = r.running()
-		if !isLockwrap(r.PID) {
+		if !runsLockwrap(r.PID) {
 			a.Stuck = map[string]string{
 				stateAdding:   "its ADD failed or was killed, and something is left",
 				stateDeleting: "its DEL failed or was killed, and something is left",
@@ -185,9 +185,9 @@ func (r *record) attachment(file string) Attachment {
 	return a
 }
 
-// isLockwrap reports whether the process still is the lockwrap that wrote a
+// runsLockwrap reports whether the process still is the lockwrap that wrote a
 // record, and not somebody who got its number.
-func isLockwrap(pid int) bool {
+func runsLockwrap(pid int) bool {
 	exe, err := os.Readlink("/proc/" + strconv.Itoa(pid) + "/exe")
 	if err != nil {
 		// Not ours to look at, so there is one.
