@@ -43,8 +43,13 @@ func defaultSettings() Settings {
 		LockTimeout:   2 * time.Minute,
 		PluginTimeout: 2 * time.Minute,
 		LogLevel:      slog.LevelInfo,
-		PluginDirs:    []string{"/opt/cni/bin", "/usr/libexec/cni", "/usr/lib/cni"},
+		PluginDirs:    DefaultPluginDirs(),
 	}
+}
+
+// DefaultPluginDirs are where the distributions have the plugins.
+func DefaultPluginDirs() []string {
+	return []string{"/opt/cni/bin", "/usr/libexec/cni", "/usr/lib/cni"}
 }
 
 // set takes over one key; known is false for a key that is no setting.

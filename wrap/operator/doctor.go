@@ -30,7 +30,7 @@ rules; nothing is changed. Run it as root: others can't see all of it.
 		setup: func(flags *flag.FlagSet) func(*console, []string) int {
 			var dirs pathList
 			flags.Var(&dirs, "conf-dir", "look for lists in `DIR` (default: "+strings.Join(confDirs, " and ")+"); may be repeated")
-			binDirs := binDirFlag(flags, "CNI_PATH, else "+strings.Join(binDirs, ", "))
+			binDirs := binDirFlag(flags, "CNI_PATH, else "+strings.Join(wrap.DefaultPluginDirs(), ", "))
 			asJSON := jsonFlag(flags)
 			return func(c *console, args []string) int {
 				if len(args) > 0 {
@@ -43,16 +43,13 @@ rules; nothing is changed. Run it as root: others can't see all of it.
 	}
 }
 
-// binDirs are where the distributions have the plugins.
-var binDirs = []string{"/opt/cni/bin", "/usr/libexec/cni", "/usr/lib/cni"}
-
 func defaultBinDirs() []string {
-	there := slices.DeleteFunc(slices.Clone(binDirs), func(dir string) bool {
+	there := slices.DeleteFunc(wrap.DefaultPluginDirs(), func(dir string) bool {
 		info, err := os.Stat(dir)
 		return err != nil || !info.IsDir()
 	})
 	if len(there) == 0 {
-		return binDirs[:1]
+		return wrap.DefaultPluginDirs()[:1]
 	}
 	return there
 }

@@ -124,7 +124,7 @@ func elsewhere(dir string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if _, err := os.Stat("/proc/1/root/"); err != nil {
+	if _, err := os.Stat("/proc/1/root"); err != nil {
 		return false, err
 	}
 	there, err := os.Stat(filepath.Join("/proc/1/root", dir))

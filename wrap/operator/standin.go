@@ -36,7 +36,7 @@ the path. Running containers go on.
 `,
 		setup: func(flags *flag.FlagSet) func(*console, []string) int {
 			dir := flags.String("dir", standInDir, "put the links into `DIR`")
-			binDir := flags.String("bin-dir", binDirs[0], "the plugins are in `DIR`")
+			binDir := flags.String("bin-dir", wrap.DefaultPluginDirs()[0], "the plugins are in `DIR`")
 			remove := flags.Bool("remove", false, "remove the links")
 			return func(c *console, names []string) int {
 				if len(names) == 0 {
