@@ -172,6 +172,7 @@ func (c *call) exec(ctx context.Context, d *delegate, config map[string]json.Raw
 		return err
 	}
 	_, err = c.runner(d).ExecPlugin(ctx, path, mustMarshal(config), env)
+	c.reached(d.Type + " ended")
 	return err
 }
 
@@ -184,6 +185,7 @@ func (c *call) execAdd(ctx context.Context, d *delegate, config map[string]json.
 	}
 	run := c.runner(d)
 	result, err = invoke.ExecPluginWithResult(ctx, path, mustMarshal(config), c.env, run)
+	c.reached(d.Type + " ended")
 	return run.printed, result, run.group != 0, err
 }
 

@@ -34,8 +34,10 @@ type call struct {
 	others []*record // of other lockwrap entries of the list
 	live   bool      // the attachment was there before this ADD
 
-	firstLink int // where this call's delegates begin in the record: 0 but for stand-ins
+	firstLink int  // where this call's delegates begin in the record: 0 but for stand-ins
+	saved     bool // this call has written its record
 
+	began      time.Time
 	wait, hold time.Duration // for the lock, and under it
 	result     []byte        // of ADD
 }
@@ -89,17 +91,19 @@ type parser func(stdin []byte, environ []string) (*NetConf, error)
 // serve parses the configuration, runs the steps of one verb, and logs the
 // call's one line.
 func serve(name string, steps func(*call, context.Context) error, parse parser, args *skel.CmdArgs, environ []string) error {
+	began := time.Now()
 	conf, err := parse(args.StdinData, environ)
 	if err != nil {
 		return err
 	}
 	logs, problem := openLog(conf.LogFile)
-	c := &call{verb: name, args: args, conf: conf, env: environ, logs: logs}
+	c := &call{verb: name, args: args, conf: conf, env: environ, logs: logs, began: began}
 	c.log = slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: conf.LogLevel})).With("verb", name, "network", conf.Name, "container", args.ContainerID, "ifname", args.IfName)
 
 	if problem != nil {
 		c.log.Warn("cannot open the log file", "err", problem)
 	}
+	c.reached("parsed")
 
 	ctx, stop := stoppable(context.Background())
 	defer logs.flush() // without the lock, and when SIGTERM ends us again
@@ -164,11 +168,13 @@ func (c *call) takeLock(ctx context.Context) (unlock func(), err *types.Error) {
 	}
 	c.caller = waiting
 	locked := time.Now()
+	c.reached("locked")
 	return func() {
 		stopWatching()
 		if c.lock != nil {
 			c.lock.unlock()
 		}
+		c.reached("unlocked")
 		c.hold = time.Since(locked)
 	}, nil
 }
@@ -180,6 +186,7 @@ func (c *call) runner(d *delegate) *runner {
 		logs:  c.logs,
 		limit: c.conf.PluginTimeout,
 		started: func(group int) {
+			c.reached(d.Type + " started")
 			if c.lock != nil {
 				c.lock.running(group, d.Type)
 			}
@@ -187,6 +194,7 @@ func (c *call) runner(d *delegate) *runner {
 				c.rec.Group = group
 				c.saveRecord()
 			}
+			c.reached(d.Type + " on record")
 		},
 	}
 }

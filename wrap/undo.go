@@ -35,6 +35,7 @@ func (c *call) undo(ctx context.Context, first *types.Error) error {
 		c.rec.forget()
 	}
 	c.saveRecord()
+	c.reached("undone")
 	return first
 }
 
