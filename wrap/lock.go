@@ -73,6 +73,17 @@ func lockHost(ctx context.Context, path string, timeout time.Duration, n note) (
 	defer cancel()
 	for {
 		file, err := openAndLock(ctx, path)
+		// Somebody may have removed or replaced the file while we waited for
+		// it. Whoever comes next would lock another file than ours.
+		if err == nil && !isStillThere(file, path) {
+			_ = file.Unlock()
+			continue
+		}
+		if err == nil {
+			if err = checkLockFile(path, filepath.Dir(path)); err != nil {
+				_ = file.Unlock()
+			}
+		}
 		switch {
 		case errors.Is(err, errLockTimeout):
 			return nil, timeoutError(path, time.Since(start))
@@ -83,14 +94,9 @@ func lockHost(ctx context.Context, path string, timeout time.Duration, n note) (
 				"lockwrap must run as root and needs a lock file on a file system that can lock; see lockFile",
 				"cannot lock %q: %w", path, err)
 		}
-		// Somebody may have removed or replaced the file while we waited for
-		// it. Whoever comes next would lock another file than ours.
-		if isStillThere(file, path) {
-			l := &hostLock{file: file, note: n}
-			l.begin(path)
-			return l, nil
-		}
-		_ = file.Unlock()
+		l := &hostLock{file: file, note: n}
+		l.begin(path)
+		return l, nil
 	}
 }
 
@@ -108,13 +114,8 @@ func openAndLock(ctx context.Context, path string) (*flock.Flock, error) {
 	if info, err := os.Stat(dir); err == nil && filepath.Base(dir) == pluginName && info.Mode().Perm() != 0o700 {
 		_ = os.Chmod(dir, 0o700) // it is ours, unlike /run
 	}
-	if info, err := os.Stat(path); err == nil {
-		switch {
-		case !info.Mode().IsRegular():
-			return nil, errors.New("it is not a regular file")
-		case info.Mode().Perm() != 0o600:
-			_ = os.Chmod(path, 0o600)
-		}
+	if err := checkLockFile(path, dir); err != nil {
+		return nil, err
 	}
 	file := flock.New(path, flock.SetPermissions(0o600))
 	locked := make(chan error)
@@ -203,6 +204,7 @@ func (l *hostLock) unlock() {
 		_ = l.out.Truncate(0)
 		_ = l.out.Close()
 	}
+	faultPoint("note removed")
 	_ = l.file.Unlock()
 }
 
