@@ -134,6 +134,9 @@ func parseRecord(data []byte) (*record, error) {
 // it has kept, unless that record is a sibling's.
 func loadRecord(stateDir string, want *record, isSibling func(*record) bool) (own *record, others []*record, err error) {
 	path := want.path(stateDir)
+	if err := trustRecords(stateDir); err != nil {
+		return nil, nil, err
+	}
 	head, err := readRecord(path)
 	if err != nil || head == nil {
 		return nil, nil, err
@@ -178,12 +181,16 @@ func (r *record) save(stateDir string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
+	if err := trustRecords(stateDir); err != nil {
+		return err
+	}
 	// The lock is held, so nobody else writes a file of this name.
 	temp := path + ".tmp"
 	if err := os.WriteFile(temp, append(data, '\n'), 0o600); err != nil {
 		_ = os.Remove(temp)
 		return err
 	}
+	faultPoint("record written")
 	return os.Rename(temp, path)
 }
 

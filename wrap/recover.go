@@ -140,6 +140,10 @@ func (c *call) dropRecords(ctx context.Context) {
 	if !known {
 		return
 	}
+	if err := trustRecords(c.conf.StateDir); err != nil {
+		c.log.Warn("ignoring the attachments' records", "err", err)
+		return
+	}
 	paths, _ := filepath.Glob(filepath.Join(c.conf.StateDir, "attachments", "*.json"))
 	for _, path := range paths {
 		head, err := readRecord(path)
@@ -223,8 +227,16 @@ func (c *call) saveRecord() {
 	if c.live {
 		return
 	}
-	if err := c.rec.save(c.conf.StateDir); err != nil {
-		c.log.Warn("cannot write the attachment's record; a later call may have to do without it", "err", err)
+	err := c.rec.save(c.conf.StateDir)
+	if err == nil {
+		c.saved = true
+		return
+	}
+	c.log.Warn("cannot write the attachment's record; a later call may have to do without it", "err", err)
+	// No record is better than one of an earlier call, which says that nothing
+	// is there to DEL, or than one by which a live attachment is a leftover.
+	if !c.saved && c.firstLink == 0 || c.rec.State == stateAdded {
+		_ = os.Remove(c.rec.path(c.conf.StateDir))
 	}
 }
 
