@@ -160,6 +160,9 @@ func (r *runner) wait(ctx context.Context, cmd *exec.Cmd) (err error, ended bool
 	case <-ctx.Done():
 		why = ownError(errOther, "", "killed: %w", context.Cause(ctx))
 	}
+	if p, err := readProcess(cmd.Process.Pid); err != nil || p.state == "Z" {
+		return <-end, true // in time; lockwrap itself was stopped for a while
+	}
 	if children := commands(cmd.Process.Pid); children != "" {
 		addDetail(why, "it was running "+children)
 	}

@@ -28,6 +28,7 @@ func (c *call) cmdAdd(ctx context.Context) error {
 	if err := c.conf.locate(c.args.Path); err != nil {
 		return err
 	}
+	c.reached("located")
 	unlock, err := c.takeLock(ctx)
 	if err != nil {
 		return err
@@ -36,11 +37,13 @@ func (c *call) cmdAdd(ctx context.Context) error {
 	if err := c.recoverAttachment(ctx); err != nil {
 		return err
 	}
+	c.reached("recovered")
 	chains := c.precreateChains()
 	failure := c.addDelegates(ctx, chains)
 	chains.finish()
 	if failure == nil {
 		failure = c.printResult()
+		c.reached("printed")
 	}
 	if failure != nil {
 		return c.undo(ctx, failure)
@@ -51,6 +54,7 @@ func (c *call) cmdAdd(ctx context.Context) error {
 	c.live = false
 	c.rec.enter(stateAdded)
 	c.saveRecord()
+	c.reached("recorded")
 	return nil
 }
 
@@ -80,6 +84,7 @@ func (c *call) cmdDel(ctx context.Context) error {
 	}
 	c.removeLeftovers(ctx, c.rec.Leftover)
 	c.removeRecord(c.rec)
+	c.reached("record removed")
 	return nil
 }
 
@@ -180,8 +185,8 @@ func (c *call) addDelegates(ctx context.Context, chains *chainKeeper) *types.Err
 // printResult hands the result to the runtime. If that can't be done, nobody
 // hears of the attachment, and nobody would ever DEL it.
 func (c *call) printResult() *types.Error {
-	if errors.Is(context.Cause(c.caller), errCallerGone) {
-		return ownError(errOther, "", "ADD was in vain: %w", errCallerGone)
+	if err := c.callerGone(); err != nil {
+		return err
 	}
 	written := make(chan error, 1)
 	go func() {
@@ -193,12 +198,21 @@ func (c *call) printResult() *types.Error {
 		if err != nil {
 			return ownError(types.ErrIOFailure, "", "cannot print the result: %w", err)
 		}
-		return nil
+		return c.callerGone()
 	case <-time.After(c.conf.PluginTimeout):
 		// A result fits into a pipe, so this is a runtime that has stopped and
 		// a result of more than 64 KiB.
 		return ownError(types.ErrIOFailure, "", "cannot print the result: nobody reads it")
 	}
+}
+
+// callerGone is an error if the runtime has died. It waits for our end, so it
+// can't have ended in peace.
+func (c *call) callerGone() *types.Error {
+	if errors.Is(context.Cause(c.caller), errCallerGone) {
+		return ownError(errOther, "", "ADD was in vain: %w", errCallerGone)
+	}
+	return nil
 }
 
 // resultToPrint is the last delegate's result as it is, unconverted: converting
