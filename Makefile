@@ -22,7 +22,7 @@ GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 # Arguments for go test, as in: make test T='-v -run Seed'
 T ?=
 
-.PHONY: help build setup plugins demo check test race lint clean
+.PHONY: help build setup plugins faults demo check test torture race lint clean
 
 help:           ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -60,12 +60,22 @@ check:          ## the fast half of the tests, without root
 	cd test && go vet ./...
 	go test -short $(T) ./...
 
-test: setup plugins build ## everything, real plugins included (root)
+# A lockwrap that can be made to die at each of its steps. Nobody installs it.
+faults:
+	go build -trimpath -buildvcs=false -tags faults -o bin/faults/lockwrap .
+
+test: setup plugins build faults ## everything, real plugins included (root)
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not gofmt'ed:"; echo "$$unformatted"; exit 1; fi
 	go vet ./...
 	cd test && go vet ./...
 	go test -count=1 -timeout 20m $(T) ./...
 	cd test && go test -count=1 -timeout 25m -parallel 4 $(T) ./...
+
+KILLS ?= 500
+SEED  ?= 0
+
+torture: setup plugins build faults ## kill lockwrap, its caller and plugins KILLS times (root); SEED repeats the choices of a run
+	cd test && go test -count=1 -timeout 2h -parallel 4 -run 'TestTorture|TestExact' $(T) . -seed=$(SEED) -kills=$(KILLS) -every=1
 
 race:           ## the fast half under the race detector; needs gcc
 	@if command -v gcc >/dev/null; then set -x; CGO_ENABLED=1 go test -race -short -count=1 -timeout 25m $(T) ./...; \

@@ -143,3 +143,27 @@ func (r Run) CNIError() (*CNIError, error) {
 	}
 	return &e, nil
 }
+
+// WithFaults gives the host a lockwrap that can be made to die at each of its steps: at number $LOCKWRAP_FAULT_AT, or
+// to run $LOCKWRAP_FAULT_DO there instead; $LOCKWRAP_FAULT_LOG gets the steps.
+func (h *Host) WithFaults() error {
+	if !isFile(Bin("faults/lockwrap")) {
+		return fmt.Errorf("%w: no faults/lockwrap", errPlugins)
+	}
+	h.faults = true
+	return nil
+}
+
+// FlushScript makes a program of Flush.
+func (h *Host) FlushScript() (path string, err error) {
+	path = filepath.Join(h.Dir, "flush")
+	var script strings.Builder
+	for _, cmd := range []string{"iptables", "ip6tables"} {
+		restore, err := exec.LookPath(cmd + "-" + h.Backend + "-restore")
+		if err != nil {
+			return "", fmt.Errorf("%w: %w", errPackage, err)
+		}
+		fmt.Fprintf(&script, "printf '*filter\\nCOMMIT\\n*nat\\nCOMMIT\\n' | %s || exit\n", restore)
+	}
+	return path, writeScript(path, "#!/bin/sh\n"+script.String())
+}

@@ -60,6 +60,7 @@ type Host struct {
 	Env     []string // further environment of whatever runs here
 
 	path       []string // directories before PATH
+	faults     bool     // WithFaults
 	containers atomic.Int64
 	mu         sync.Mutex
 	netns      []string
@@ -252,6 +253,9 @@ func (h *Host) Replace(c *Container) error {
 // PluginPath is CNI_PATH on this host.
 func (h *Host) PluginPath() string {
 	dirs := []string{binDir()}
+	if h.faults {
+		dirs = []string{Bin("faults")}
+	}
 	for _, first := range []string{"shims", "stand-ins"} {
 		if dir := filepath.Join(h.Dir, first); isDir(dir) {
 			dirs = append([]string{dir}, dirs...)

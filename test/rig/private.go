@@ -11,8 +11,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -107,29 +105,9 @@ func runInside() (int, error) {
 }
 
 func killChildren() {
-	for pid, parent := range processes() {
-		if parent == os.Getpid() {
+	for pid, p := range Processes() {
+		if p.Parent == os.Getpid() {
 			unix.Kill(pid, unix.SIGKILL)
 		}
 	}
-}
-
-// processes maps each process to its parent.
-func processes() map[int]int {
-	parents := map[int]int{}
-	entries, _ := os.ReadDir("/proc")
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		stat, err := os.ReadFile("/proc/" + e.Name() + "/stat")
-		if err != nil {
-			continue
-		}
-		// The command name may hold spaces and parentheses: pid (comm) state ppid ...
-		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
-		parents[pid], _ = strconv.Atoi(fields[1])
-	}
-	return parents
 }
