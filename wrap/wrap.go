@@ -301,6 +301,13 @@ func (c *call) delDelegate(ctx context.Context, d *delegate, config map[string]j
 		env, done := c.withDecoy(c.rec, d.Type, config, env)
 		err := c.exec(ctx, d, config, env)
 		done()
+		if err != nil && config["prevResult"] == nil && strings.Contains(err.Error(), "missing prevResult") {
+			// Firewall v0.8.2 is one (plugins#390). Nobody has any for it: the
+			// ADD never got that far, or it is forgotten. To stop here would
+			// keep the address for ever.
+			c.log.Warn("going on without the plugin, which deletes nothing without prevResult", "plugin", d.Type, "err", err)
+			return nil
+		}
 		if err == nil || try == tries || ctx.Err() != nil || time.Since(start) >= c.conf.PluginTimeout {
 			return err
 		}

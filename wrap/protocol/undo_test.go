@@ -396,3 +396,20 @@ func TestADD_undoBelow040(t *testing.T) {
 		}
 	}
 }
+
+// TestDEL_wantsPrevResult: old firewall refuses a DEL for which nobody has a prevResult, and bridge's was never reached (plugins#390).
+func TestDEL_wantsPrevResult(t *testing.T) {
+	t.Parallel()
+	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0"} {
+		for _, how := range []string{failure(100, "missing prevResult from earlier plugin", ""), warn("missing prevResult from earlier plugin") + "\nexit 1"} {
+			h := newHost(t, "a", "b", "c")
+			h.on("b", "DEL", how)
+			h.call(call{verb: "DEL", conf: h.conf(version, nil, abc...)}).ok(t)
+			wantOrder(t, h.calls(), "DEL c, DEL b, DEL a")
+
+			// With one at hand the words mean something else.
+			h.call(call{verb: "DEL", conf: h.conf(version, entry{"prevResult": resultOf("x", version)}, abc...)}).failure(t)
+			wantOrder(t, h.calls(), "DEL c, DEL b, DEL b, DEL b")
+		}
+	}
+}
