@@ -21,6 +21,9 @@ import (
 // ignored like a damaged one.
 const recordVersion = 1
 
+// unfinished is at the end of a record's name while it is written.
+const unfinished = ".tmp"
+
 var errFormat = errors.New("it has format")
 
 // The states of an attachment.
@@ -137,6 +140,7 @@ func loadRecord(stateDir string, want *record, isSibling func(*record) bool) (ow
 	if err := trustRecords(stateDir); err != nil {
 		return nil, nil, err
 	}
+	_ = os.Remove(path + unfinished) // of a lockwrap that was killed; the lock is held
 	head, err := readRecord(path)
 	if err != nil || head == nil {
 		return nil, nil, err
@@ -185,7 +189,7 @@ func (r *record) save(stateDir string) error {
 		return err
 	}
 	// The lock is held, so nobody else writes a file of this name.
-	temp := path + ".tmp"
+	temp := path + unfinished
 	if err := os.WriteFile(temp, append(data, '\n'), 0o600); err != nil {
 		_ = os.Remove(temp)
 		return err

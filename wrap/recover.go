@@ -144,6 +144,10 @@ func (c *call) dropRecords(ctx context.Context) {
 		c.log.Warn("ignoring the attachments' records", "err", err)
 		return
 	}
+	killed, _ := filepath.Glob(filepath.Join(c.conf.StateDir, "attachments", "*"+unfinished))
+	for _, path := range killed {
+		_ = os.Remove(path)
+	}
 	paths, _ := filepath.Glob(filepath.Join(c.conf.StateDir, "attachments", "*.json"))
 	for _, path := range paths {
 		head, err := readRecord(path)
