@@ -42,8 +42,7 @@ type Chain struct {
 // create the chains anyhow.
 const (
 	xtablesWait = 2 * time.Second // for the xtables lock, for each iptables call
-	// For all of it in one call. An iptables that hangs longer is left behind:
-	// go-iptables has no way to stop it, and an empty chain does no harm.
+	// For all of it in one call. An iptables that hangs longer is killed.
 	chainsBudget = 3 * xtablesWait
 )
 
@@ -258,8 +257,13 @@ func (k *chainKeeper) wait(tables []string) {
 		}
 		select {
 		case <-done:
+			continue
+		default:
+		}
+		select {
+		case <-done:
 		case <-limit:
-			k.log.Warn("not waiting for iptables any longer", "table", job.table)
+			k.log.Warn("not waiting for iptables any longer", "table", job.table, "killed", killChildren())
 			return
 		}
 	}
@@ -274,12 +278,17 @@ func ensureChains(client func() (*iptables.IPTables, error), table string, names
 	}
 	// One listing is cheaper than a question for each chain. If it fails, the
 	// attempts below will tell why.
-	deadline := time.Now().Add(2 * xtablesWait)
+	deadline := time.Now().Add(2 * xtablesWait) // before chainsBudget kills what is left
 	existing, _ := ipt.ListChains(table)
 	var errs []error
 	for _, name := range names {
-		if !slices.Contains(existing, name) {
-			errs = append(errs, ensureChain(ipt, table, name, deadline))
+		if slices.Contains(existing, name) {
+			continue
+		}
+		err := ensureChain(ipt, table, name, deadline)
+		errs = append(errs, err)
+		if err != nil && time.Now().After(deadline) {
+			break
 		}
 	}
 	return errors.Join(errs...)
@@ -300,10 +309,13 @@ func ensureChain(ipt chainMaker, table, name string, deadline time.Time) error {
 		if err == nil {
 			return nil
 		}
+		if time.Now().After(deadline) {
+			return err
+		}
 		if exists, lookErr := ipt.ChainExists(table, name); lookErr == nil && exists {
 			return nil
 		}
-		if try == tries || time.Now().After(deadline) {
+		if try == tries {
 			return err
 		}
 		// Other programs hold the xtables lock or change the table for moments

@@ -269,7 +269,7 @@ func (c *NetConf) takeDelegates(raw json.RawMessage) error {
 	var entries []json.RawMessage
 	if raw != nil {
 		if err := json.Unmarshal(raw, &entries); err != nil {
-			return fmt.Errorf(`"delegates": %s is not a list of plugins`, excerpt(raw))
+			return fmt.Errorf(`"delegates": %s is not a list of plugins`, outline(raw))
 		}
 	}
 	if len(entries) == 0 {
@@ -305,6 +305,18 @@ func (c *NetConf) CheckCapabilities() error {
 		}
 	}
 	return nil
+}
+
+// outline shows a part of a plugin's configuration in an error message: what is in
+// an object or a list may be a secret.
+func outline(raw json.RawMessage) string {
+	switch raw[0] {
+	case '{':
+		return "{...}"
+	case '[':
+		return "[...]"
+	}
+	return excerpt(raw)
 }
 
 // excerpt shows a value in an error message.

@@ -33,7 +33,7 @@ type delegate struct {
 func parseDelegate(raw json.RawMessage) (*delegate, error) {
 	d := &delegate{}
 	if err := json.Unmarshal(raw, &d.entry); err != nil || d.entry == nil {
-		return nil, fmt.Errorf("is not an object: %s", excerpt(raw))
+		return nil, fmt.Errorf("is not an object: %s", outline(raw))
 	}
 	var conf types.PluginConf
 	if err := json.Unmarshal(raw, &conf); err != nil {

@@ -57,6 +57,16 @@ func openNetNS(path string) (int, error) {
 	return fd, nil
 }
 
+// isNoNetNS reports whether there is something at the path, and it is no network
+// namespace.
+func isNoNetNS(path string) bool {
+	fd, err := openNetNS(path)
+	if err == nil {
+		unix.Close(fd)
+	}
+	return errors.Is(err, errNoNetNS)
+}
+
 // hasInterface reports whether a network namespace has an interface of that
 // name. An error means that there is no way to tell: no namespace at the path,
 // or no right to enter it.

@@ -141,16 +141,21 @@ func within[T any](ctx context.Context, work func() (T, error)) (T, error) {
 	case <-ctx.Done():
 	}
 	why := context.Cause(ctx)
-	var hung []string
-	for _, pid := range processes(func(p process) bool { return p.parent == os.Getpid() }) {
-		hung = append(hung, strconv.Quote(command(pid)))
-		_ = unix.Kill(pid, unix.SIGKILL)
-	}
-	if len(hung) > 0 {
+	if hung := killChildren(); len(hung) > 0 {
 		why = fmt.Errorf("%w: killed %s", why, strings.Join(hung, ", "))
 	}
 	var nothing T
 	return nothing, why
+}
+
+// killChildren kills the processes that this one has started and returns what
+// they were. No delegate may be running.
+func killChildren() (killed []string) {
+	for _, pid := range processes(func(p process) bool { return p.parent == os.Getpid() }) {
+		killed = append(killed, strconv.Quote(command(pid)))
+		_ = unix.Kill(pid, unix.SIGKILL)
+	}
+	return killed
 }
 
 func (c SharedChain) client() (*iptables.IPTables, error) {

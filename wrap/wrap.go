@@ -252,10 +252,15 @@ func (c *call) delDelegates(ctx context.Context, old *record) error {
 				configs[i]["runtimeConfig"] = args
 			}
 		}
-		if c.args.Netns == "" && old.netnsStillThere() {
+		switch {
+		case c.args.Netns == "" && old.netnsStillThere():
 			// bridge finds its masquerade rules only through the link in the
 			// namespace (plugins#810).
 			env = env.with("CNI_NETNS", old.NetNS)
+		case old.NetNSID != netnsID{} && isNoNetNS(c.args.Netns):
+			// The namespace is gone, and the file that it was mounted on is
+			// not. Bridge fails there before it frees the address.
+			env = env.with("CNI_NETNS", "")
 		}
 		c.rec = old
 	} else {
