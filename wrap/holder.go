@@ -30,8 +30,9 @@ type note struct {
 	Since     time.Time `json:"since"`
 	// Group is the process group of the delegate that runs now. A holder that
 	// was killed leaves it for the next one, who waits for what is left of it.
-	Group  int    `json:"group,omitempty"`
-	Plugin string `json:"plugin,omitempty"` // the delegate's type
+	Group   int    `json:"group,omitempty"`
+	Session int    `json:"session,omitempty"`
+	Plugin  string `json:"plugin,omitempty"` // the delegate's type
 }
 
 func readNote(path string) note {
@@ -137,10 +138,11 @@ func round(d time.Duration) time.Duration { return d.Round(100 * time.Millisecon
 
 // process is what /proc/PID/stat says of a process.
 type process struct {
-	state  string
-	parent int
-	group  int
-	start  uint64 // clock ticks since boot
+	state   string
+	parent  int
+	group   int
+	session int
+	start   uint64 // clock ticks since boot
 }
 
 func readProcess(pid int) (process, error) {
@@ -160,11 +162,12 @@ func parseStat(stat string) (process, error) {
 	}
 	parent, err1 := strconv.Atoi(fields[1])
 	group, err2 := strconv.Atoi(fields[2])
-	start, err3 := strconv.ParseUint(fields[19], 10, 64)
-	if err1 != nil || err2 != nil || err3 != nil {
+	session, err3 := strconv.Atoi(fields[3])
+	start, err4 := strconv.ParseUint(fields[19], 10, 64)
+	if err1 != nil || err2 != nil || err3 != nil || err4 != nil {
 		return process{}, fmt.Errorf("cannot read %q as the state of a process", stat)
 	}
-	return process{state: fields[0], parent: parent, group: group, start: start}, nil
+	return process{state: fields[0], parent: parent, group: group, session: session, start: start}, nil
 }
 
 func (p process) age() time.Duration {
@@ -201,37 +204,51 @@ func isAncestor(pid int) bool {
 	return false
 }
 
-// waitForStragglers waits for what a killed lockwrap's delegate has left behind
-// in its process group: one iptables call or an IPAM plugin that lives for a
-// moment longer. Past the limit they are killed. Only processes that carry the
-// dead holder's mark count, since the group's number may be somebody else's by
-// now.
-func waitForStragglers(group int, mark string) {
+// waitForStragglers waits for what a killed lockwrap's delegate has left behind:
+// one iptables call or an IPAM plugin that lives for a moment longer. Past the
+// limit it is killed.
+func waitForStragglers(mark string, belongs func(process) bool) {
 	const patience = 5 * time.Second
 	for start := time.Now(); time.Since(start) < patience+time.Second; time.Sleep(10 * time.Millisecond) {
-		pids := stragglers(group, mark)
+		pids := stragglers(mark, belongs)
 		if len(pids) == 0 {
 			return
 		}
 		if time.Since(start) > patience {
-			for _, pid := range pids {
-				_ = unix.Kill(pid, unix.SIGKILL)
-			}
+			kill(pids)
 		}
 	}
 }
 
-func stragglers(group int, mark string) []int {
-	return slices.DeleteFunc(groupMembers(group), func(pid int) bool {
+// stragglers are the processes that carry a holder's mark and belong to what he
+// has started. Numbers of groups and sessions alone may be somebody else's by
+// now. What is above us waits for us, and is nobody's leftover.
+func stragglers(mark string, belongs func(process) bool) []int {
+	return slices.DeleteFunc(processes(belongs), func(pid int) bool {
 		environ, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-		// What is above us waits for us, and is nobody's leftover.
-		return !bytes.Contains(environ, []byte(heldVariable+"="+mark+"\x00")) || isAncestor(pid)
+		return !bytes.Contains(environ, []byte(heldVariable+"="+mark+"\x00")) || pid == os.Getpid() || isAncestor(pid)
 	})
+}
+
+func kill(pids []int) {
+	for _, pid := range pids {
+		_ = unix.Kill(pid, unix.SIGKILL)
+	}
+}
+
+func inGroup(group int) func(process) bool {
+	return func(p process) bool { return p.group == group && p.state != "Z" }
+}
+
+// inSession is for what a lockwrap below another one has started, in groups that
+// the one above does not know. A daemon has left the session.
+func inSession(session int) func(process) bool {
+	return func(p process) bool { return p.session == session && p.state != "Z" }
 }
 
 // groupMembers are the processes of a process group, without zombies.
 func groupMembers(group int) []int {
-	return processes(func(p process) bool { return p.group == group && p.state != "Z" })
+	return processes(inGroup(group))
 }
 
 // processes are the pids of those that fit.

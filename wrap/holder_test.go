@@ -48,8 +48,8 @@ func TestParseStat(t *testing.T) {
 		want       process
 		bad        bool
 	}{
-		{"plain", "7 (sh)" + fields, process{state: "S", parent: 10, group: 20, start: 555}, false},
-		{"a name like a stat line", "7 (a) S 1 (b))" + fields, process{state: "S", parent: 10, group: 20, start: 555}, false},
+		{"plain", "7 (sh)" + fields, process{state: "S", parent: 10, group: 20, session: 20, start: 555}, false},
+		{"a name like a stat line", "7 (a) S 1 (b))" + fields, process{state: "S", parent: 10, group: 20, session: 20, start: 555}, false},
 		{"cut", "7 (sh) S 10", process{}, true},
 		{"empty", "", process{}, true},
 	}
@@ -103,13 +103,13 @@ func TestStragglers(t *testing.T) {
 	marked := start(heldVariable + "=" + heldMark(7, "/l"))
 	other := start(heldVariable + "=" + heldMark(77, "/l"))
 	deadline := time.Now().Add(10 * time.Second)
-	for len(stragglers(marked.Process.Pid, heldMark(7, "/l"))) == 0 { // until it has exec'ed
+	for len(stragglers(heldMark(7, "/l"), inGroup(marked.Process.Pid))) == 0 { // until it has exec'ed
 		if time.Now().After(deadline) {
 			t.Fatal("does not see the straggler")
 		}
 		time.Sleep(time.Millisecond)
 	}
-	if got := stragglers(other.Process.Pid, heldMark(7, "/l")); len(got) > 0 {
+	if got := stragglers(heldMark(7, "/l"), inGroup(other.Process.Pid)); len(got) > 0 {
 		t.Errorf("took %v for stragglers", got)
 	}
 }

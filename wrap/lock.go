@@ -165,6 +165,7 @@ func timeoutError(path string, waited time.Duration) *types.Error {
 // was killed left running. Nothing here can fail the call.
 func (l *hostLock) begin(path string) {
 	l.note.PID, l.note.Since = os.Getpid(), time.Now()
+	l.note.Session, _ = unix.Getsid(0)
 	out, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return
@@ -177,7 +178,7 @@ func (l *hostLock) begin(path string) {
 	}
 	l.out = out
 	if dead := readNote(path); dead.Group > 0 {
-		waitForStragglers(dead.Group, heldMark(dead.PID, path))
+		waitForStragglers(heldMark(dead.PID, path), inSession(dead.Session))
 	}
 	l.running(0, "")
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -90,6 +91,7 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, envi
 		return nil, failed
 	}
 	r.group = cmd.Process.Pid
+	born, _ := readProcess(r.group)
 	start := time.Now()
 	r.started(r.group)
 	go feed(stdin)
@@ -108,7 +110,7 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, envi
 		err = ownError(errOther, "", "the plugin printed more than %d MiB to stdout", maxStdout>>20)
 	}
 	if err != nil {
-		settle(r.group)
+		settle(r.group, born.start, environ)
 		return nil, pluginError(err, stdout.Bytes(), stderr.Bytes())
 	}
 	r.printed = stdout.Bytes()
@@ -177,17 +179,21 @@ func (r *runner) wait(ctx context.Context, cmd *exec.Cmd) (err error, ended bool
 	return why, false
 }
 
-// settle waits until nobody is left of a failed plugin's process group: an
-// iptables call that outlives it would still change rules during the undo.
-func settle(group int) {
+// settle waits until nobody is left of a failed plugin's process group, nor of
+// what a lockwrap below it has started: an iptables call that outlives it would
+// still change rules during the undo.
+func settle(plugin int, start uint64, environ []string) {
+	mark, _ := lookupEnv(environ, heldVariable)
+	session, _ := unix.Getsid(0)
+	later := func(p process) bool { return inSession(session)(p) && p.start >= start }
 	const patience = time.Second
-	for start := time.Now(); time.Since(start) < 2*patience; time.Sleep(5 * time.Millisecond) {
-		// The quick question counts zombies that nobody has reaped yet.
-		if syscall.Kill(-group, 0) != nil || len(groupMembers(group)) == 0 {
+	for began := time.Now(); time.Since(began) < 2*patience; time.Sleep(5 * time.Millisecond) {
+		left := append(groupMembers(plugin), stragglers(mark, later)...)
+		if len(left) == 0 {
 			return
 		}
-		if time.Since(start) > patience {
-			_ = syscall.Kill(-group, syscall.SIGKILL)
+		if time.Since(began) > patience {
+			kill(left)
 		}
 	}
 }

@@ -111,7 +111,7 @@ func (c *call) removeLeftovers(ctx context.Context, old *record) (left *record) 
 	}
 	left = c.removeLeftovers(ctx, old.Leftover)
 	if old.Group > 0 {
-		waitForStragglers(old.Group, heldMark(old.PID, c.conf.LockFile))
+		waitForStragglers(heldMark(old.PID, c.conf.LockFile), inGroup(old.Group))
 	}
 	netns := old.NetNS
 	if !identifyNetNS(netns).maybe(old.NetNSID) {

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/coreos/go-iptables/iptables"
-	"golang.org/x/sys/unix"
 )
 
 // commandBudget is how long an operator's command may be busy with iptables,
@@ -151,10 +150,11 @@ func within[T any](ctx context.Context, work func() (T, error)) (T, error) {
 // killChildren kills the processes that this one has started and returns what
 // they were. No delegate may be running.
 func killChildren() (killed []string) {
-	for _, pid := range processes(func(p process) bool { return p.parent == os.Getpid() }) {
+	pids := processes(func(p process) bool { return p.parent == os.Getpid() })
+	for _, pid := range pids {
 		killed = append(killed, strconv.Quote(command(pid)))
-		_ = unix.Kill(pid, unix.SIGKILL)
 	}
+	kill(pids)
 	return killed
 }
 
