@@ -22,7 +22,7 @@ GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 # Arguments for go test, as in: make test T='-v -run Seed'
 T ?=
 
-.PHONY: help build setup plugins faults demo check test torture race lint clean
+.PHONY: help build setup plugins faults demo check test torture fuzz race lint clean
 
 help:           ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -76,6 +76,25 @@ SEED  ?= 0
 
 torture: setup plugins build faults ## kill lockwrap, its caller and plugins KILLS times (root); SEED repeats the choices of a run
 	cd test && go test -count=1 -timeout 2h -parallel 4 -run 'TestTorture|TestExact' $(T) . -seed=$(SEED) -kills=$(KILLS) -every=1
+
+# How long each fuzz target runs.
+FUZZTIME ?= 10s
+
+# Go sometimes reports the end of the time itself as a failure ("context deadline exceeded"), which is no finding.
+# Minimizing is kept short, or a slow target does nothing else.
+fuzz:           ## every fuzz target for FUZZTIME each; go keeps what fails in testdata/fuzz
+	@failed=0; log=$$(mktemp); trap 'rm -f "$$log"' EXIT; for pkg in $$(go list ./...); do \
+	targets=$$(go test -list '^Fuzz' "$$pkg") || exit 1; \
+	for target in $$(grep '^Fuzz' <<<"$$targets"); do \
+		echo "$$pkg $$target"; \
+		go test -run "^$$target\$$" -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x \
+			-parallel 2 "$$pkg" >"$$log" 2>&1 && continue; \
+		if grep -q '^    context deadline exceeded' "$$log" && \
+			! grep -qE '_test\.go:[0-9]|panic|Failing input|seed corpus|build failed' "$$log"; then \
+			continue; \
+		fi; \
+		cat "$$log"; failed=1; \
+	done; done; exit $$failed
 
 race:           ## the fast half under the race detector; needs gcc
 	@if command -v gcc >/dev/null; then set -x; CGO_ENABLED=1 go test -race -short -count=1 -timeout 25m $(T) ./...; \

@@ -47,7 +47,9 @@ const (
 )
 
 // chainNames are names that iptables takes for a chain and not for an option.
-var chainNames = regexp.MustCompile(`^[A-Za-z0-9_.][^\s]{0,27}$`)
+var chainNames = regexp.MustCompile(`^[A-Za-z0-9_.][^\s\x00]{0,27}$`)
+
+func isChainName(s string) bool { return len(s) <= 28 && chainNames.MatchString(s) }
 
 var tables = []string{"filter", "nat", "mangle", "raw", "security"}
 
@@ -59,7 +61,7 @@ func (c *NetConf) takeChains(raw json.RawMessage) error {
 		return errors.New(`not a list of {"table": ..., "name": ...}`)
 	}
 	for _, chain := range chains {
-		if !slices.Contains(tables, chain.Table) || !chainNames.MatchString(chain.Name) {
+		if !slices.Contains(tables, chain.Table) || !isChainName(chain.Name) {
 			return fmt.Errorf("not a list of chains: table %q, name %q", chain.Table, chain.Name)
 		}
 	}
@@ -88,7 +90,7 @@ func sharedChains(pluginType string, config map[string]json.RawMessage) []Chain 
 	var chains []Chain
 	add := func(table string, names ...string) {
 		for _, name := range names {
-			if chainNames.MatchString(name) {
+			if isChainName(name) {
 				chains = append(chains, Chain{table, name})
 			}
 		}

@@ -210,34 +210,3 @@ func values(t *testing.T, s string) any {
 	}
 	return v
 }
-
-func FuzzParse(f *testing.F) {
-	f.Add(entry(`, "capabilities": {"portMappings": true}, "chains": [{"table": "nat", "name": "X"}]`))
-	f.Add(entry(`, "args": {"cni": {"a": 1}}, "runtimeConfig": {"a": null}, "prevResult": []`))
-	f.Add(`{"name": "web", "delegates": [{"Type": "a", "capabilities": null, "args": {}}]}`)
-	f.Fuzz(func(t *testing.T, stdin string) {
-		conf, err := parse([]byte(stdin), nil)
-		if err != nil {
-			var cniErr *types.Error
-			if !errors.As(err, &cniErr) {
-				t.Fatalf("not a CNI error: %v", err)
-			}
-			return
-		}
-		if len(conf.Delegates) == 0 {
-			t.Fatal("no delegates and no error")
-		}
-		_ = conf.CheckCapabilities()
-		for _, d := range conf.Delegates {
-			var back map[string]any
-			config := conf.config(d, "ADD")
-			if err := json.Unmarshal(mustMarshal(config), &back); err != nil {
-				t.Fatal(err)
-			}
-			if back["name"] != conf.Name {
-				t.Fatalf("name is %v", back["name"])
-			}
-			_ = sharedChains(d.Type, config)
-		}
-	})
-}

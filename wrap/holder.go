@@ -99,7 +99,11 @@ func parseLocks(locks, file string) (holder int, waiters []int) {
 		if waits {
 			fields = fields[1:]
 		}
-		if len(fields) < 6 || fields[1] != "FLOCK" || !strings.HasSuffix(fields[5], file) {
+		if len(fields) < 6 || fields[1] != "FLOCK" {
+			continue
+		}
+		// A part begins with a colon, lest 100:00:7 be taken for 00:00:7.
+		if fields[5] != file && !(file[0] == ':' && strings.HasSuffix(fields[5], file)) {
 			continue
 		}
 		pid, err := strconv.Atoi(fields[4])

@@ -63,14 +63,6 @@ func TestParseStat(t *testing.T) {
 	}
 }
 
-func FuzzParseStat(f *testing.F) {
-	f.Add("7 (a) S 1 (b)) S 10 20 20 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 555 1 2")
-	f.Fuzz(func(t *testing.T, stat string) {
-		_, _ = parseStat(stat)
-		_, _ = parseLocks(stat, "00:19:1234")
-	})
-}
-
 func TestReadProcess(t *testing.T) {
 	p, err := readProcess(os.Getpid())
 	if err != nil {

@@ -227,7 +227,7 @@ func pluginError(err error, stdout, stderr []byte) *types.Error {
 	default:
 		if perr := json.Unmarshal(stdout, out); perr != nil {
 			// What could be read of it stays: the code, perhaps.
-			out.Msg = fmt.Sprintf("netplugin failed but error parsing its diagnostic message %q: %v", last(stdout), perr)
+			out.Msg = fmt.Sprintf("netplugin failed but error parsing its diagnostic message %q: %.200v", last(stdout), perr.Error())
 		}
 		if out.Msg == "" {
 			out.Msg = fmt.Sprintf("netplugin failed with no error message: %v", err)

@@ -122,6 +122,8 @@ func parseRecord(data []byte) (*record, error) {
 		switch {
 		case each == nil:
 			return nil, errors.New("a part of it is empty")
+		case each.Network != r.Network || each.Container != r.Container || each.IfName != r.IfName:
+			return nil, errors.New("a part of it is of another attachment")
 		case each.Version != recordVersion:
 			return nil, fmt.Errorf("%w %d, this lockwrap writes and reads format %d", errFormat, each.Version, recordVersion)
 		case !slices.Contains([]string{stateAdding, stateAdded, stateDeleting, stateUndone}, each.State):
@@ -251,19 +253,30 @@ func (r *record) prevResultForDel(cniVersion string) json.RawMessage {
 	if last == nil {
 		return nil
 	}
-	result, err := create.CreateFromBytes(last)
+	converted, err := convertResult(last, cniVersion)
 	if err != nil {
 		return nil
 	}
-	converted, err := result.GetAsVersion(cniVersion)
+	return converted
+}
+
+// convertResult's error is all that is known of a null among the interfaces or
+// addresses, at which package types panics.
+func convertResult(raw json.RawMessage, cniVersion string) (converted json.RawMessage, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("cannot convert the result: %v", p)
+		}
+	}()
+	result, err := create.CreateFromBytes(raw)
 	if err != nil {
-		return nil
+		return nil, err
 	}
-	data, err := json.Marshal(converted)
+	other, err := result.GetAsVersion(cniVersion)
 	if err != nil {
-		return nil
+		return nil, err
 	}
-	return data
+	return json.Marshal(other)
 }
 
 // runtimeConfig is what the i-th delegate got as capability arguments at ADD,

@@ -218,21 +218,3 @@ func TestRuntimeConfig(t *testing.T) {
 		t.Error("gives one plugin what another one got")
 	}
 }
-
-func FuzzParseRecord(f *testing.F) {
-	r := testRecord()
-	r.Version = recordVersion
-	f.Add([]byte(mustMarshal(r)))
-	f.Add([]byte(`{"version":1,"state":"added","delegates":[{"type":"a","config":null,"result":[]}]}`))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		r, err := parseRecord(data)
-		if err != nil {
-			return
-		}
-		r.prevResultForDel("1.0.0")
-		r.runtimeConfig(0, "a")
-		for _, d := range r.Delegates {
-			_ = mustMarshal(withPrevResult(d.Config, r.lastResult()))
-		}
-	})
-}

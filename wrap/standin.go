@@ -75,7 +75,7 @@ func findBehind(name string, dirs []string) (path string, found bool) {
 func parseStandIn(name, path string, settings Settings, stdin []byte) (*NetConf, error) {
 	d := &delegate{Type: name, binary: path}
 	if err := json.Unmarshal(stdin, &d.entry); err != nil || d.entry == nil {
-		return nil, ownError(types.ErrDecodingFailure, "", "the network configuration is not a JSON object: %w", err)
+		return nil, ownError(types.ErrDecodingFailure, "", "the network configuration is not a JSON object")
 	}
 	conf := &NetConf{Settings: settings, standIn: true, Delegates: []*delegate{d}}
 	// What is of a wrong type is the plugin's to complain about.

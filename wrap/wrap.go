@@ -225,9 +225,12 @@ func resultToPrint(printed []byte, result types.Result) []byte {
 	if json.Unmarshal(printed, &own) == nil && own.CNIVersion != "" {
 		return append(bytes.TrimSpace(printed), '\n')
 	}
-	var b bytes.Buffer
-	_ = result.PrintTo(&b)
-	return b.Bytes()
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal(printed, &keys); err != nil || keys == nil {
+		keys = map[string]json.RawMessage{}
+	}
+	keys["cniVersion"] = quote(result.Version())
+	return append(mustMarshal(keys), '\n')
 }
 
 // delDelegates runs the delegates' DELs. What the runtime has not, it takes

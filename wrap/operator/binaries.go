@@ -62,7 +62,7 @@ func excerpt(output string) string {
 	const longest = 200
 	output = strings.TrimSpace(output)
 	if len(output) > longest {
-		output = output[:longest] + "..."
+		output = strings.ToValidUTF8(output[:longest], "") + "..."
 	}
 	return output
 }

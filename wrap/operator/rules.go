@@ -183,8 +183,8 @@ func forShell(line string) (_ string, ok bool) {
 			}
 			word, after = b.String(), quoted[i+1:]
 		}
-		const harmless = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:,+=@%!"
-		if word == "" || strings.Trim(word, harmless) != "" {
+		const harmless = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:,+=@%"
+		if word == "" || word != "!" && strings.Trim(word, harmless) != "" {
 			word = quoteShell(word)
 		}
 		words, rest = append(words, word), after
