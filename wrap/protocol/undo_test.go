@@ -413,3 +413,20 @@ func TestDEL_wantsPrevResult(t *testing.T) {
 		}
 	}
 }
+
+// TestADD_undoNull: libcni's conversion of such a result panics, and the undo must not depend on it.
+func TestADD_undoNull(t *testing.T) {
+	t.Parallel()
+	for _, null := range []string{`"interfaces":[null]`, `"ips":[null]`} {
+		h := newHost(t, "a", "b")
+		h.on("a", "ADD", say(`{"cniVersion":"1.0.0",`+null+`}`), "exit 0")
+		h.on("b", "ADD", "on 1", failure(7, "no", ""))
+		conf := h.conf("0.4.0", nil, entry{"type": "a"}, entry{"type": "b"})
+		if e := h.call(call{verb: "ADD", conf: conf}).failure(t); e.Code != 7 {
+			t.Errorf("%+v", e)
+		}
+		wantOrder(t, h.calls(), "ADD a, ADD b, DEL b, DEL a")
+		h.call(call{verb: "ADD", conf: conf}).ok(t)
+		h.call(call{verb: "DEL", conf: conf}).ok(t)
+	}
+}

@@ -6,6 +6,8 @@
 //
 //	log         one record for the start of a call, one for its stdin, one for its end
 //	NAME.VERB   the script for that name and verb, one step a line; without it the plugin just succeeds
+//	present     who is at work: see present
+//	overlaps    who was at work for two calls at once
 //
 // Nothing comes by environment or arguments, so that a call looks the same whoever makes it.
 package main
@@ -35,6 +37,11 @@ func main() {
 		return
 	}
 	logStart()
+	if len(os.Args) == 3 && os.Args[1] == "child" {
+		present()
+		time.Sleep(duration(os.Args[2]))
+		exit(0)
+	}
 	steps := script()
 	if !strings.Contains("\n"+steps, "\nread\n") && !strings.Contains("\n"+steps, "\nnoread\n") {
 		read()
@@ -87,6 +94,8 @@ func step(word, rest string) {
 		signal.Ignore(syscall.SIGTERM)
 	case "daemon": // daemon hold|free session|group DURATION
 		daemon(strings.Fields(rest))
+	case "child": // child DURATION: a process in this group that logs as we do, as an iptables call would be
+		child(rest)
 	case "call": // call NAME STDIN: a plugin that delegates, as bridge does to its IPAM
 		plugin, conf, _ := strings.Cut(rest, " ")
 		call(plugin, unquote(conf))
@@ -131,7 +140,41 @@ func read() {
 		}
 	}
 	write("event", "stdin", "pid", pid(), "stdin", string(stdin))
+	// The caller died before it gave us anything to do; a plugin would fail now.
+	if len(stdin) > 0 {
+		present()
+	}
 }
+
+// present shows that this process works for the call with the number in the variable CALL, if there is one, and looks
+// whether anybody works for another call. A process shows itself by a lock on the byte of that number, which the kernel
+// takes away when the process ends, however it ends. Each locks before it looks, so of two that overlap in time at least
+// one sees the other.
+func present() {
+	call, err := strconv.ParseInt(os.Getenv("CALL"), 10, 64)
+	if err != nil {
+		return
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "present"), os.O_CREATE|os.O_RDWR, 0o600)
+	must(err)
+	here = f // never closed, or the lock would be gone
+	must(syscall.FcntlFlock(f.Fd(), syscall.F_SETLK, &syscall.Flock_t{Type: syscall.F_RDLCK, Start: call, Len: 1}))
+	for _, others := range []syscall.Flock_t{{Start: 0, Len: call}, {Start: call + 1}} {
+		others.Type = syscall.F_WRLCK
+		must(syscall.FcntlFlock(f.Fd(), syscall.F_GETLK, &others))
+		if others.Type == syscall.F_UNLCK {
+			continue
+		}
+		out, err := os.OpenFile(filepath.Join(dir, "overlaps"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+		must(err)
+		_, err = out.WriteString("process " + pid() + " (" + verb + " " + name + ") of call " + strconv.FormatInt(call, 10) +
+			" began while " + strconv.Itoa(int(others.Pid)) + " was at work for call " +
+			strconv.FormatInt(others.Start, 10) + "\n")
+		must(err)
+	}
+}
+
+var here *os.File
 
 func fill(stream, n string) {
 	out := os.Stdout
@@ -151,6 +194,12 @@ func daemon(arg []string) {
 		attr.Files = []*os.File{nil, os.Stdout, os.Stderr}
 	}
 	p, err := os.StartProcess("/proc/self/exe", []string{name, "daemon", arg[2]}, attr)
+	must(err)
+	write("event", "child", "pid", pid(), "child", strconv.Itoa(p.Pid))
+}
+
+func child(d string) {
+	p, err := os.StartProcess("/proc/self/exe", []string{os.Args[0], "child", d}, &os.ProcAttr{Env: os.Environ()})
 	must(err)
 	write("event", "child", "pid", pid(), "child", strconv.Itoa(p.Pid))
 }
