@@ -49,12 +49,14 @@ type sweepList struct {
 
 var (
 	allKinds = []string{"fail", "kill-before", "kill-after"}
+	// Before one call is after the one before it, but for the first.
+	someKinds = []string{"fail", "kill-after"}
 
 	// In IPv6 the plugins do what they have just done in IPv4, so by default it is swept with one kind of fault.
 	addSweeps = []sweepList{
-		{rig.Old, false, "*", allKinds}, {rig.New, false, "*", allKinds}, {rig.New, true, "ip6tables", allKinds[2:]},
+		{rig.Old, false, "*", someKinds}, {rig.New, false, "*", someKinds}, {rig.New, true, "ip6tables", someKinds[1:]},
 	}
-	delSweeps = []sweepList{{rig.Old, false, "*", allKinds[:1]}, {rig.New, false, "*", allKinds}}
+	delSweeps = []sweepList{{rig.Old, false, "*", someKinds[:1]}, {rig.New, false, "*", someKinds}}
 	// SWEEP=full makes TestSweep_ADD and TestSweep_DEL take these.
 	fullSweeps = []sweepList{{rig.Old, true, "*", allKinds}, {rig.New, true, "*", allKinds}}
 )
