@@ -16,7 +16,7 @@
 //
 //	parse                 config.go
 //	locate the delegates  delegates.go
-//	lock                  lock.go, holder.go
+//	lock                  lock.go, holder.go, trust.go
 //	recover               recover.go, record.go, netns.go
 //	pre-create chains     chains.go
 //	the delegates' ADDs   wrap.go, delegates.go, process.go
@@ -25,7 +25,7 @@
 //
 // and, when a delegate fails, undo.go in place of the result. plugin.go has what
 // all verbs share, wrap.go the verbs; decoy.go helps a DEL whose namespace is
-// gone.
+// gone. step.go marks the steps, at which the tests make a call die (fault.go).
 //
 // standin.go is the other way in: lockwrap under the name of one plugin, for
 // lists that nobody can edit. It is the same with one delegate, and a record that

@@ -273,18 +273,17 @@ func (o option) String() string {
 func (cmd *command) options(flags *flag.FlagSet) []option {
 	var all []option
 	flags.VisitAll(func(f *flag.Flag) {
-		name := "--" + f.Name
-		if len(f.Name) == 1 {
-			name = "-" + f.Name
-		}
 		value, about := flag.UnquoteUsage(f)
 		i := slices.IndexFunc(all, func(o option) bool { return o.about == about })
 		if i < 0 {
 			all = append(all, option{value: value, about: about})
 			i = len(all) - 1
 		}
-		all[i].names = append(all[i].names, name)
-		slices.SortFunc(all[i].names, func(a, b string) int { return len(a) - len(b) })
+		if len(f.Name) == 1 {
+			all[i].names = append([]string{"-" + f.Name}, all[i].names...)
+		} else {
+			all[i].names = append(all[i].names, "--"+f.Name)
+		}
 	})
 	return all
 }

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -91,6 +92,9 @@ func (x *examiner) lock(file string) {
 	if mode := info.Mode(); mode.Perm()&0o022 != 0 && mode&fs.ModeSticky == 0 {
 		complain(fail, "take the right away", "%s is writable by others (mode %04o), who can take the lock", dir, mode.Perm()).
 			Commands = []string{"chmod go-w " + quoteShell(dir)}
+	} else if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Uid != 0 {
+		complain(fail, "give it to root", "%s belongs to uid %d; lockwrap refuses it", dir, st.Uid).
+			Commands = []string{"chown root " + quoteShell(dir)}
 	} else if made == "" && filepath.Base(dir) == "lockwrap" && mode.Perm() != 0o700 {
 		complain(warn, "none: the next container start corrects it", "%s has mode %04o, not 0700", dir, mode.Perm())
 	}
