@@ -198,7 +198,11 @@ func (c *call) printResult() *types.Error {
 		if err != nil {
 			return ownError(types.ErrIOFailure, "", "cannot print the result: %w", err)
 		}
-		return c.callerGone()
+		gone := c.callerGone()
+		if gone != nil {
+			os.Stdout = nil // has its one document
+		}
+		return gone
 	case <-time.After(c.conf.PluginTimeout):
 		// A result fits into a pipe, so this is a runtime that has stopped and
 		// a result of more than 64 KiB.
