@@ -181,7 +181,7 @@ func olderThan(release, other string) bool {
 	number, _, _ := strings.Cut(strings.TrimPrefix(release, "v"), "-")
 	number, _, _ = strings.Cut(number, "+")
 	older, err := version.GreaterThan(other, number)
-	return release != "" && err == nil && older // package version takes "" for 0.1.0
+	return number != "" && err == nil && older // package version takes "" for 0.1.0
 }
 
 // attachments tells what is stuck: the lock's holder and the records.

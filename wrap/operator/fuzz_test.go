@@ -218,6 +218,7 @@ func FuzzOlderThan(f *testing.F) {
 	f.Add(uint16(0), uint16(8), uint16(3), uint16(0), uint16(8), uint16(4), "-rc1")
 	f.Add(uint16(1), uint16(10), uint16(0), uint16(1), uint16(9), uint16(9), "+dirty")
 	f.Add(uint16(1), uint16(10), uint16(0), uint16(1), uint16(10), uint16(0), "")
+	f.Add(uint16(120), uint16(71), uint16(1), uint16(70), uint16(218), uint16(7), "+7")
 	f.Fuzz(func(t *testing.T, a, b, c, x, y, z uint16, suffix string) {
 		for _, text := range []string{suffix, "v" + suffix} {
 			if olderThan(text, "0.8.4") && olderThan("v0.8.3", strings.TrimPrefix(text, "v")) && strings.Count(suffix, ".") == 0 {
