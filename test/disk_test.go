@@ -36,6 +36,7 @@ func TestDisk(t *testing.T) {
 		{"lock directory for everybody", "mkdir -p $LOCK; chmod 777 $LOCK", 5, "its directory has mode 0777, so others can write to it"},
 		{"lock directory for a group", "mkdir -p $LOCK; chmod 770 $LOCK; chgrp 65534 $LOCK", 5, "its directory has mode 0770"},
 		{"lock file of another user", "mkdir -p $LOCK; touch $LOCK/lock; chown 65534 $LOCK/lock", 5, "it belongs to uid 65534"},
+		{"another name of a file", "mkdir -p $LOCK; touch $LOCK/file; ln $LOCK/file $LOCK/lock", 5, "a hard link"},
 		{"a directory in its place", "mkdir -p $LOCK/lock", 5, "it is not a regular file"},
 		{"the default directory with another mode", "mkdir -p $LOCK/lockwrap; chmod 777 $LOCK/lockwrap", 0, ""},
 		{"state directory missing", "rm -rf $STATE", 0, ""},
@@ -44,6 +45,7 @@ func TestDisk(t *testing.T) {
 		{"state directory of another user", "mkdir -p $STATE; chown 65534 $STATE", 0, "belongs to uid 65534"},
 		{"state directory for everybody", "mkdir -p $STATE; chmod 777 $STATE", 0, "has mode 0777"},
 		{"records of another user", "mkdir -p $STATE/attachments; chown 65534 $STATE/attachments", 0, "belongs to uid 65534"},
+		{"records for everybody", "mkdir -p $STATE/attachments; chmod 1777 $STATE/attachments", 0, "has mode 1777"},
 		{"a file in the place of the records", "mkdir -p $STATE; touch $STATE/attachments", 0, "is not a directory"},
 	}
 	for _, tt := range tests {
@@ -116,4 +118,24 @@ func TestDisk_fullLater(t *testing.T) {
 	if addresses := stateOf(t, h).Addresses; len(addresses) > 0 {
 		t.Errorf("reserved for ever: %q", addresses)
 	}
+}
+
+// A DEL that can't write must not lose what the ADD has written: the next DEL needs it, if the runtime has nothing.
+func TestDisk_fullAtDEL(t *testing.T) {
+	h := newHost(t, rig.New, rig.NFT)
+	ok(t, h.Wrapped(h.Usual()...))
+	ok(t, h.Shim("portmap", `[ "$CNI_COMMAND" = DEL ] && [ -e "$dir/fail" ] && exit 3`))
+	must(t, "mount", h.Exec("sh", "-c", "mkdir -p $0; mount -t tmpfs -o mode=700,size=64k lockwrap $0", h.StateDir()))
+	t.Cleanup(func() { _ = unix.Unmount(h.StateDir(), unix.MNT_DETACH) })
+	c := newContainer(t, h)
+	must(t, "ADD", h.Add(c))
+	must(t, "fill", h.Exec("sh", "-c", "head -c 1M /dev/zero >$0/fill 2>/dev/null; :", h.StateDir()))
+	ok(t, os.WriteFile(filepath.Join(h.Dir, "fail"), nil, 0o600))
+	ok(t, h.Forget(c))
+	if h.Tool("del", c, "CAP_ARGS=").OK() {
+		t.Fatal("DEL succeeded with a portmap that fails")
+	}
+	ok(t, os.Remove(filepath.Join(h.Dir, "fail")))
+	must(t, "the next DEL", h.Tool("del", c, "CAP_ARGS="))
+	mustBeGone(t, h, "after DEL")
 }

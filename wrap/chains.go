@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/coreos/go-iptables/iptables"
@@ -141,8 +142,14 @@ type chainKeeper struct {
 	log   *slog.Logger
 	needs []chainNeed
 	known families // of the addresses that the delegates will give out
-	jobs  map[chainJob]chan struct{}
+	jobs  map[chainJob]chainWork
 
+	stopped atomic.Bool // no further iptables call is made
+}
+
+// chainWork is what has been begun.
+type chainWork struct {
+	done     chan struct{}
 	deadline time.Time
 }
 
@@ -162,7 +169,7 @@ type chainJob struct {
 // others, each for the address families that the delegates' IPAM configuration
 // tells. await and finish wait for it.
 func (c *call) precreateChains() *chainKeeper {
-	k := &chainKeeper{log: c.log, jobs: map[chainJob]chan struct{}{}, deadline: time.Now().Add(chainsBudget)}
+	k := &chainKeeper{log: c.log, jobs: map[chainJob]chainWork{}}
 	for _, chain := range c.conf.Chains {
 		k.needs = append(k.needs, chainNeed{chain, 0})
 	}
@@ -201,18 +208,19 @@ func (k *chainKeeper) start(f families) {
 		for _, need := range k.needs {
 			byTable[need.Table] = append(byTable[need.Table], need.Name)
 		}
-		client := sync.OnceValues(func() (*iptables.IPTables, error) {
-			return iptables.New(iptables.IPFamily(proto), iptables.Timeout(int(xtablesWait/time.Second)))
+		client := sync.OnceValues(func() (chainMaker, error) {
+			ipt, err := iptables.New(iptables.IPFamily(proto), iptables.Timeout(int(xtablesWait/time.Second)))
+			return stoppableMaker{ipt, &k.stopped}, err
 		})
 		for table, names := range byTable {
 			job := chainJob{table, proto}
 			if _, begun := k.jobs[job]; begun {
 				continue
 			}
-			done := make(chan struct{})
-			k.jobs[job] = done
+			work := chainWork{make(chan struct{}), time.Now().Add(chainsBudget)}
+			k.jobs[job] = work
 			go func() {
-				defer close(done)
+				defer close(work.done)
 				err := ensureChains(client, table, names)
 				switch {
 				case errors.Is(err, exec.ErrNotFound):
@@ -249,31 +257,39 @@ func (k *chainKeeper) await(i int, prevResult json.RawMessage) {
 // finish waits for all that was started.
 func (k *chainKeeper) finish() { k.wait(tables) }
 
+// ended reports whether the work ends within that time.
+func (w chainWork) ended(within time.Duration) bool {
+	select {
+	case <-w.done:
+		return true
+	default:
+	}
+	select {
+	case <-w.done:
+		return true
+	case <-time.After(within):
+		return false
+	}
+}
+
 // wait waits for the work on some tables. A hanging iptables must not hang the
 // call: the delegates have a time limit.
 func (k *chainKeeper) wait(tables []string) {
-	limit := time.After(time.Until(k.deadline))
-	for job, done := range k.jobs {
-		if !slices.Contains(tables, job.table) {
+	for job, work := range k.jobs {
+		if !slices.Contains(tables, job.table) || work.ended(time.Until(work.deadline)) {
 			continue
 		}
-		select {
-		case <-done:
-			continue
-		default:
-		}
-		select {
-		case <-done:
-		case <-limit:
-			k.log.Warn("not waiting for iptables any longer", "table", job.table, "killed", killChildren())
-			return
+		k.stopped.Store(true)
+		k.log.Warn("not waiting for iptables any longer", "table", job.table, "killed", killChildren())
+		for tries := 0; !work.ended(10*time.Millisecond) && tries < 100; tries++ {
+			killChildren() // one that was being started
 		}
 	}
 }
 
 // ensureChains makes chains of one table if they are missing. The kernel is
 // asked every time: firewalld and operators flush tables (plugins#512).
-func ensureChains(client func() (*iptables.IPTables, error), table string, names []string) error {
+func ensureChains(client func() (chainMaker, error), table string, names []string) error {
 	ipt, err := client()
 	if err != nil {
 		return err
@@ -296,10 +312,42 @@ func ensureChains(client func() (*iptables.IPTables, error), table string, names
 	return errors.Join(errs...)
 }
 
+// chainMaker is what of go-iptables is used here.
 type chainMaker interface {
+	ListChains(table string) ([]string, error)
 	NewChain(table, chain string) error
 	ChainExists(table, chain string) (bool, error)
 }
+
+// stoppableMaker makes no call any more once it is stopped: a delegate's own
+// calls would race with it.
+type stoppableMaker struct {
+	chainMaker
+	stopped *atomic.Bool
+}
+
+func (m stoppableMaker) NewChain(table, chain string) error {
+	if m.stopped.Load() {
+		return errGivenUp
+	}
+	return m.chainMaker.NewChain(table, chain)
+}
+
+func (m stoppableMaker) ChainExists(table, chain string) (bool, error) {
+	if m.stopped.Load() {
+		return false, errGivenUp
+	}
+	return m.chainMaker.ChainExists(table, chain)
+}
+
+func (m stoppableMaker) ListChains(table string) ([]string, error) {
+	if m.stopped.Load() {
+		return nil, errGivenUp
+	}
+	return m.chainMaker.ListChains(table)
+}
+
+var errGivenUp = errors.New("given up")
 
 // ensureChain makes one chain. Whatever the error, only a look tells whether the
 // chain is there: "exists" is exit status 1 or 4 with many texts, and other

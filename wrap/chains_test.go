@@ -5,6 +5,7 @@ package wrap
 import (
 	"encoding/json"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -122,6 +123,10 @@ func (f *fakeIptables) next(call string) answer {
 	return a
 }
 
+func (f *fakeIptables) ListChains(table string) ([]string, error) {
+	return nil, f.next("-t " + table + " -S").err
+}
+
 func (f *fakeIptables) NewChain(table, chain string) error {
 	return f.next("-t " + table + " -N " + chain).err
 }
@@ -169,6 +174,22 @@ func TestEnsureChain_deadline(t *testing.T) {
 	busy := errors.New("busy")
 	fake := &fakeIptables{t, []answer{{call: "-t nat -N X", err: busy}}} // and no more: it may have been killed
 	if err := ensureChain(fake, "nat", "X", time.Now()); !errors.Is(err, busy) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A delegate that runs next must not race with a call of lockwrap's own.
+func TestStoppableMaker(t *testing.T) {
+	var stopped atomic.Bool
+	client := func() (chainMaker, error) {
+		return stoppableMaker{&fakeIptables{t, []answer{{call: "-t nat -S"}}}, &stopped}, nil
+	}
+	maker, _ := client()
+	if _, err := maker.ListChains("nat"); err != nil {
+		t.Fatal(err)
+	}
+	stopped.Store(true)
+	if err := ensureChains(client, "nat", []string{"X", "Y"}); !errors.Is(err, errGivenUp) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -211,7 +211,11 @@ func parse(stdin []byte, environ []string) (*NetConf, error) {
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		raw := keys[key]
 		if err := conf.take(key, raw); err != nil {
-			return nil, configError("network %q: %q: %s is %w", conf.Name, key, excerpt(raw), err)
+			shown := excerpt(raw)
+			if errors.Is(err, errUnknownKey) {
+				shown = outline(raw) // may be a plugin's, in the wrong place
+			}
+			return nil, configError("network %q: %q: %s is %w", conf.Name, key, shown, err)
 		}
 	}
 	if err := conf.takeDelegates(keys["delegates"]); err != nil {
@@ -252,8 +256,10 @@ func (c *NetConf) take(key string, raw json.RawMessage) error {
 		c.passed[key] = raw
 		return nil
 	}
-	return errors.New(`for a key that lockwrap does not know; a plugin's own keys belong into its entry in "delegates"`)
+	return errUnknownKey
 }
+
+var errUnknownKey = errors.New(`for a key that lockwrap does not know; a plugin's own keys belong into its entry in "delegates"`)
 
 func typed(raw json.RawMessage, dst any, what string) error {
 	if err := json.Unmarshal(raw, dst); err != nil {

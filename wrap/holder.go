@@ -29,9 +29,12 @@ type note struct {
 	IfName    string    `json:"ifname,omitempty"`
 	Since     time.Time `json:"since"`
 	// Group is the process group of the delegate that runs now. A holder that
-	// was killed leaves it for the next one, who waits for what is left of it.
+	// was killed leaves it for the next one, who waits for what carries the
+	// Mark and has been started in the Session since Started.
 	Group   int    `json:"group,omitempty"`
+	Started uint64 `json:"started,omitempty"` // the delegate, in clock ticks since boot
 	Session int    `json:"session,omitempty"`
+	Mark    string `json:"mark,omitempty"`
 	Plugin  string `json:"plugin,omitempty"` // the delegate's type
 }
 
@@ -244,10 +247,10 @@ func inGroup(group int) func(process) bool {
 	return func(p process) bool { return p.group == group && p.state != "Z" }
 }
 
-// inSession is for what a lockwrap below another one has started, in groups that
-// the one above does not know. A daemon has left the session.
-func inSession(session int) func(process) bool {
-	return func(p process) bool { return p.session == session && p.state != "Z" }
+// inSession is for what a plugin, or a lockwrap below it in groups of its own, has
+// started since the plugin's start. A daemon has left the session.
+func inSession(session int, start uint64) func(process) bool {
+	return func(p process) bool { return p.session == session && p.start >= start && p.state != "Z" }
 }
 
 // groupMembers are the processes of a process group, without zombies.

@@ -91,7 +91,7 @@ func lockHost(ctx context.Context, path string, timeout time.Duration, n note) (
 			return nil, ownError(errOther, "nothing was changed", "gave up waiting for %s: %w", path, err)
 		case err != nil:
 			return nil, ownError(types.ErrIOFailure,
-				"lockwrap must run as root and needs a lock file on a file system that can lock; see lockFile",
+				"lockwrap must run as root, and needs a lock file on a file system that can lock, in a directory that only root can write to; see lockFile",
 				"cannot lock %q: %w", path, err)
 		}
 		l := &hostLock{file: file, note: n}
@@ -166,6 +166,7 @@ func timeoutError(path string, waited time.Duration) *types.Error {
 func (l *hostLock) begin(path string) {
 	l.note.PID, l.note.Since = os.Getpid(), time.Now()
 	l.note.Session, _ = unix.Getsid(0)
+	l.note.Mark = heldMark(os.Getpid(), path)
 	out, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return
@@ -177,8 +178,8 @@ func (l *hostLock) begin(path string) {
 		return
 	}
 	l.out = out
-	if dead := readNote(path); dead.Group > 0 {
-		waitForStragglers(heldMark(dead.PID, path), inSession(dead.Session))
+	if dead := readNote(path); dead.Group > 0 && dead.Mark != "" {
+		waitForStragglers(dead.Mark, inSession(dead.Session, dead.Started))
 	}
 	l.running(0, "")
 }
@@ -189,6 +190,9 @@ func (l *hostLock) running(group int, plugin string) {
 		return
 	}
 	l.note.Group, l.note.Plugin = group, plugin
+	if p, err := readProcess(group); err == nil {
+		l.note.Started = p.start
+	}
 	data, err := json.Marshal(l.note)
 	if err != nil {
 		return

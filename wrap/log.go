@@ -30,9 +30,13 @@ func openLog(path string) (*callLog, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return l, err
 	}
-	// Not blocking: opening a fifo would wait for its reader. No link: in /tmp
-	// it could be another user's, and lead to any of root's files.
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0o600)
+	// Not blocking: opening a fifo would wait for its reader. In /tmp, a link
+	// could be another user's, and lead to any of root's files.
+	flags := os.O_WRONLY | os.O_CREATE | os.O_APPEND | syscall.O_NONBLOCK | syscall.O_NOFOLLOW
+	if at := lookAt(path); len(at) > 0 && isOurs(at[0].Uid) {
+		flags &^= syscall.O_NOFOLLOW
+	}
+	file, err := os.OpenFile(path, flags, 0o600)
 	if err != nil {
 		return l, err
 	}

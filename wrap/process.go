@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"os/exec"
 	"runtime"
 	"strconv"
@@ -110,7 +111,7 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, envi
 		err = ownError(errOther, "", "the plugin printed more than %d MiB to stdout", maxStdout>>20)
 	}
 	if err != nil {
-		settle(r.group, born.start, environ)
+		settle(born, r.group, environ)
 		return nil, pluginError(err, stdout.Bytes(), stderr.Bytes())
 	}
 	r.printed = stdout.Bytes()
@@ -163,10 +164,15 @@ func (r *runner) wait(ctx context.Context, cmd *exec.Cmd) (err error, ended bool
 		why = ownError(errOther, "", "killed: %w", context.Cause(ctx))
 	}
 	if p, err := readProcess(cmd.Process.Pid); err != nil || p.state == "Z" {
-		return <-end, true // in time; lockwrap itself was stopped for a while
+		select {
+		case err := <-end:
+			return err, true // in time; lockwrap itself was stopped for a while
+		case <-time.After(pipeGrace + termGrace):
+			// Only its first thread has ended.
+		}
 	}
 	if children := commands(cmd.Process.Pid); children != "" {
-		addDetail(why, "it was running "+children)
+		addDetail(why, swallowed.Replace("it was running "+children))
 	}
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		_ = syscall.Kill(-cmd.Process.Pid, sig)
@@ -181,14 +187,22 @@ func (r *runner) wait(ctx context.Context, cmd *exec.Cmd) (err error, ended bool
 
 // settle waits until nobody is left of a failed plugin's process group, nor of
 // what a lockwrap below it has started: an iptables call that outlives it would
-// still change rules during the undo.
-func settle(plugin int, start uint64, environ []string) {
+// still change rules during the undo. What carries another lockwrap's mark is
+// that one's to settle.
+func settle(plugin process, group int, environ []string) {
 	mark, _ := lookupEnv(environ, heldVariable)
-	session, _ := unix.Getsid(0)
-	later := func(p process) bool { return inSession(session)(p) && p.start >= start }
+	below := func(process) bool { return false }
+	if strings.HasPrefix(mark, fmt.Sprintf("%d:", os.Getpid())) && plugin.start > 0 {
+		session, _ := unix.Getsid(0)
+		below = inSession(session, plugin.start)
+	}
 	const patience = time.Second
 	for began := time.Now(); time.Since(began) < 2*patience; time.Sleep(5 * time.Millisecond) {
-		left := append(groupMembers(plugin), stragglers(mark, later)...)
+		left := stragglers(mark, below)
+		// The quick question counts zombies that nobody has reaped yet.
+		if syscall.Kill(-group, 0) == nil {
+			left = append(left, groupMembers(group)...)
+		}
 		if len(left) == 0 {
 			return
 		}
@@ -214,7 +228,7 @@ func pluginError(err error, stdout, stderr []byte) *types.Error {
 	var own *types.Error
 	if errors.As(err, &own) {
 		if len(stderr) > 0 {
-			addDetail(own, fmt.Sprintf("the plugin's stderr: %q", last(stderr)))
+			addDetail(own, swallowed.Replace(fmt.Sprintf("the plugin's stderr: %q", last(stderr))))
 		}
 		return own
 	}

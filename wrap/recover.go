@@ -144,7 +144,7 @@ func (c *call) dropRecords(ctx context.Context) {
 		c.log.Warn("ignoring the attachments' records", "err", err)
 		return
 	}
-	killed, _ := filepath.Glob(filepath.Join(c.conf.StateDir, "attachments", "*"+unfinished))
+	killed, _ := filepath.Glob(filepath.Join(c.conf.StateDir, "attachments", c.conf.Name+":*"+unfinished))
 	for _, path := range killed {
 		_ = os.Remove(path)
 	}
@@ -237,9 +237,11 @@ func (c *call) saveRecord() {
 		return
 	}
 	c.log.Warn("cannot write the attachment's record; a later call may have to do without it", "err", err)
-	// No record is better than one of an earlier call, which says that nothing
-	// is there to DEL, or than one by which a live attachment is a leftover.
-	if !c.saved && c.firstLink == 0 || c.rec.State == stateAdded {
+	// An ADD has no record rather than one of an earlier call, which says that
+	// nothing is there to DEL, or one by which what it has made is a leftover.
+	// Others may have their part in the file.
+	alone := c.firstLink == 0 && len(c.rec.Others) == 0 && c.rec.Leftover == nil
+	if c.verb == "ADD" && alone && (!c.saved || c.rec.State == stateAdded) {
 		_ = os.Remove(c.rec.path(c.conf.StateDir))
 	}
 }

@@ -112,7 +112,7 @@ func createChains(chains []SharedChain) error {
 				names[chain.Table] = append(names[chain.Table], chain.Name)
 			}
 		}
-		client := sync.OnceValues(SharedChain{IPv6: ipv6}.client)
+		client := sync.OnceValues(func() (chainMaker, error) { return SharedChain{IPv6: ipv6}.client() })
 		for table, names := range names {
 			errs = append(errs, ensureChains(client, table, names))
 		}

@@ -133,6 +133,12 @@ func (r *record) linkOf(pluginType string) int {
 	return slices.IndexFunc(r.Delegates, func(d recorded) bool { return d.Type == pluginType })
 }
 
+// answered reports whether a delegate's ADD is on record with a result.
+func (r *record) answered(pluginType string) bool {
+	i := r.linkOf(pluginType)
+	return i >= 0 && r.Delegates[i].Result != nil
+}
+
 // resultBefore is the result that a link got at ADD.
 func (r *record) resultBefore(pluginType string) json.RawMessage {
 	before := r.PrevResult

@@ -14,11 +14,12 @@ import (
 // onlyOurs looks whether none but root and lockwrap's own user can change what is
 // in a directory. Others would hold the lock for ever, part the host's calls by
 // another lock file, or have plugins run with a record of theirs (fwlive#167).
-// In a sticky directory such as /tmp nobody can touch the files of another.
+// In a sticky directory such as /tmp nobody can touch the files of another; but
+// he can make some, so it is not for what lockwrap reads.
 //
 // Errors complete "the directory ...". One that is not there has none: whoever
 // opens something in it will see.
-func onlyOurs(dir string) error {
+func onlyOurs(dir string, sticky bool) error {
 	for _, st := range lookAt(dir) {
 		others := st.Mode&unix.S_IWOTH != 0 || st.Mode&unix.S_IWGRP != 0 && st.Gid != 0 && int(st.Gid) != os.Getegid()
 		switch kind := st.Mode & unix.S_IFMT; {
@@ -26,7 +27,7 @@ func onlyOurs(dir string) error {
 			return errors.New("is not a directory")
 		case !isOurs(st.Uid):
 			return fmt.Errorf("belongs to uid %d, and must be root's", st.Uid)
-		case kind == unix.S_IFDIR && others && st.Mode&unix.S_ISVTX == 0:
+		case kind == unix.S_IFDIR && others && (st.Mode&unix.S_ISVTX == 0 || !sticky):
 			return fmt.Errorf("has mode %04o, so others can write to it", st.Mode&0o7777)
 		}
 	}
@@ -35,10 +36,13 @@ func onlyOurs(dir string) error {
 
 // trustRecords looks whether what is in the records is lockwrap's own.
 func trustRecords(stateDir string) error {
-	for _, dir := range []string{stateDir, filepath.Join(stateDir, "attachments")} {
-		if err := onlyOurs(dir); err != nil {
-			return fmt.Errorf("directory %q %w", dir, err)
-		}
+	dir := filepath.Join(stateDir, "attachments")
+	err := onlyOurs(dir, false)
+	if err == nil {
+		dir, err = stateDir, onlyOurs(stateDir, true)
+	}
+	if err != nil {
+		return fmt.Errorf("directory %q %w", dir, err)
 	}
 	return nil
 }
@@ -47,7 +51,7 @@ func trustRecords(stateDir string) error {
 // again once it is held: in a sticky directory somebody may have been faster with
 // a file or a link of that name. Errors complete "cannot lock ...: ".
 func checkLockFile(path, dir string) error {
-	if err := onlyOurs(dir); err != nil {
+	if err := onlyOurs(dir, true); err != nil {
 		return fmt.Errorf("its directory %w", err)
 	}
 	for _, st := range lookAt(path) {
@@ -56,6 +60,8 @@ func checkLockFile(path, dir string) error {
 			return errors.New("it is not a regular file")
 		case !isOurs(st.Uid):
 			return fmt.Errorf("it belongs to uid %d, who could hold it for ever, and must be root's", st.Uid)
+		case kind == unix.S_IFREG && st.Nlink > 1:
+			return errors.New("it is another file, too (a hard link)")
 		case kind == unix.S_IFREG && st.Mode&0o7777 != 0o600:
 			_ = os.Chmod(path, 0o600)
 		}

@@ -82,7 +82,14 @@ func (c *call) cmdDel(ctx context.Context) error {
 		c.saveRecord() // for the links before it, whose DELs come next
 		return nil
 	}
-	c.removeLeftovers(ctx, c.rec.Leftover)
+	if left := c.removeLeftovers(ctx, c.rec.Leftover); left != nil {
+		// The attachment is gone; this is for its next ADD, DEL or GC.
+		c.rec.forget()
+		c.rec.Leftover = left
+		c.rec.enter(stateAdding)
+		c.saveRecord()
+		return nil
+	}
 	c.removeRecord(c.rec)
 	c.reached("record removed")
 	return nil
@@ -188,9 +195,9 @@ func (c *call) printResult() *types.Error {
 	if err := c.callerGone(); err != nil {
 		return err
 	}
-	written := make(chan error, 1)
+	written, stdout := make(chan error, 1), os.Stdout
 	go func() {
-		_, err := os.Stdout.Write(c.result)
+		_, err := stdout.Write(c.result)
 		written <- err
 	}()
 	select {
@@ -206,6 +213,7 @@ func (c *call) printResult() *types.Error {
 	case <-time.After(c.conf.PluginTimeout):
 		// A result fits into a pipe, so this is a runtime that has stopped and
 		// a result of more than 64 KiB.
+		os.Stdout = nil // has the beginning of one document
 		return ownError(types.ErrIOFailure, "", "cannot print the result: nobody reads it")
 	}
 }
@@ -313,7 +321,7 @@ func (c *call) delDelegate(ctx context.Context, d *delegate, config map[string]j
 		env, done := c.withDecoy(c.rec, d.Type, config, env)
 		err := c.exec(ctx, d, config, env)
 		done()
-		if err != nil && config["prevResult"] == nil && strings.Contains(err.Error(), "missing prevResult") {
+		if err != nil && config["prevResult"] == nil && !c.rec.answered(d.Type) && strings.Contains(err.Error(), "missing prevResult") {
 			// Firewall v0.8.2 is one (plugins#390). Nobody has any for it: the
 			// ADD never got that far, or it is forgotten. To stop here would
 			// keep the address for ever.

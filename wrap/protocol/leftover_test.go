@@ -120,3 +120,28 @@ func TestADD_stoppedRuntime(t *testing.T) {
 	h.must(r.cmd.Process.Signal(syscall.SIGTERM))
 	_ = r.cmd.Wait()
 }
+
+// TestDEL_leftoverStays: what DEL could not remove of an earlier ADD is kept for the next call of the attachment.
+func TestDEL_leftoverStays(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "a", "b", "c")
+	conf := h.conf("1.0.0", given, abc...)
+	h.on("c", "ADD", "on 1", "exit 1")
+	busy := failure(77, "busy", "")
+	// The undo, the recovery and, after the DEL of the attachment itself, its leftover.
+	h.on("b", "DEL", "on 1", busy, "on 2", busy, "on 4", busy)
+	h.call(call{verb: "ADD", conf: conf}).failure(t)
+	h.call(call{verb: "ADD", conf: conf}).ok(t)
+	h.call(call{verb: "DEL", conf: conf}).ok(t)
+	if left := h.records(); len(left) != 1 {
+		t.Errorf("records: %v", left)
+	}
+	h.calls()
+	h.call(call{verb: "DEL", conf: conf}).ok(t)
+	if left := h.records(); len(left) > 0 {
+		t.Errorf("records left: %v", left)
+	}
+	if dels := only(h.calls(), "DEL"); len(dels) != 6 {
+		t.Errorf("DELs: %v", order(dels))
+	}
+}

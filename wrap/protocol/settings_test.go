@@ -81,6 +81,12 @@ func TestLog_lines(t *testing.T) {
 			}
 		}
 	}
+	link := filepath.Join(h.bin, "link.log")
+	h.must(os.Symlink(file, link))
+	h.call(call{verb: "ADD", id: "linked", conf: h.conf("1.0.0", entry{"logFile": link}, entry{"type": "a"})}).ok(t)
+	if log, err := os.ReadFile(file); err != nil || !strings.Contains(string(log), "container=linked") {
+		t.Errorf("nothing behind a link of our own: %v", err)
+	}
 	for _, bad := range []string{filepath.Join(fakeBin, "log"), h.bin, "/proc/no/such/log"} {
 		h.call(call{verb: "ADD", conf: h.conf("1.0.0", entry{"logFile": bad}, entry{"type": "a"})}).ok(t)
 	}

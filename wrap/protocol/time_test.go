@@ -5,6 +5,7 @@ package protocol
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -275,5 +276,36 @@ func TestTime_budgets(t *testing.T) {
 			wantOrder(t, h.calls(), "")
 			h.free(conf)
 		})
+	}
+}
+
+// TestTime_firstThreadEnds: a plugin with threads left looks ended and is not.
+func TestTime_firstThreadEnds(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "a", "b")
+	h.on("b", "ADD", "threadexit")
+	a := h.call(call{verb: "ADD", conf: h.conf("1.0.0", entry{"pluginTimeout": "500ms"}, entry{"type": "a"}, entry{"type": "b"})})
+	if e := a.failure(t); !strings.Contains(e.Msg, "500ms") {
+		t.Error(e.Msg)
+	}
+	wantOrder(t, h.calls(), "ADD a, ADD b, DEL b, DEL a")
+}
+
+// TestTime_othersMark: a runtime may carry the mark of a lockwrap that once started it. What else it starts is not ours.
+func TestTime_othersMark(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "a")
+	mark, finish := "LOCKWRAP_HELD=1:/x", filepath.Join(h.bin, "finish")
+	h.on("a", "STATUS", "await "+strconv.Quote(finish), "exit 1")
+	r := h.start(call{verb: "STATUS", conf: h.conf("1.1.0", nil, entry{"type": "a"}), env: []string{mark}})
+	eventually(t, "a runs", func() bool { return len(h.peek()) == 1 })
+	other := exec.Command("sleep", "60")
+	other.Env = []string{mark}
+	h.must(other.Start())
+	defer other.Process.Kill()
+	h.must(os.WriteFile(finish, nil, 0o600))
+	r.wait().failure(t)
+	if !alive(other.Process.Pid) {
+		t.Error("killed a process that is none of its own")
 	}
 }

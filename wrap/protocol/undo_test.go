@@ -410,6 +410,11 @@ func TestDEL_wantsPrevResult(t *testing.T) {
 			// With one at hand the words mean something else.
 			h.call(call{verb: "DEL", conf: h.conf(version, entry{"prevResult": resultOf("x", version)}, abc...)}).failure(t)
 			wantOrder(t, h.calls(), "DEL c, DEL b, DEL b, DEL b")
+
+			// And its ADD has done something, even where no version of DEL is told of it.
+			h.call(call{verb: "ADD", id: "c2", conf: h.conf(version, nil, abc...)}).ok(t)
+			h.call(call{verb: "DEL", id: "c2", conf: h.conf(version, nil, abc...)}).failure(t)
+			wantOrder(t, h.calls(), "ADD a, ADD b, ADD c, DEL c, DEL b, DEL b, DEL b")
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -30,6 +31,8 @@ var (
 
 	stdin []byte
 )
+
+func init() { runtime.LockOSThread() } // main gets the first thread
 
 func main() {
 	if len(os.Args) == 3 && os.Args[1] == "daemon" {
@@ -99,6 +102,14 @@ func step(word, rest string) {
 	case "call": // call NAME STDIN: a plugin that delegates, as bridge does to its IPAM
 		plugin, conf, _ := strings.Cut(rest, " ")
 		call(plugin, unquote(conf))
+	case "threadexit": // only this thread ends; the process lives on in another one
+		go func() {
+			runtime.LockOSThread()
+			time.Sleep(time.Minute)
+			os.Exit(0)
+		}()
+		time.Sleep(10 * time.Millisecond)
+		syscall.RawSyscall(syscall.SYS_EXIT, 0, 0, 0)
 	case "panic":
 		panic(rest)
 	case "kill":
