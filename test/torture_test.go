@@ -26,7 +26,7 @@ import (
 var (
 	seedFlag  = flag.Uint64("seed", 0, "seed of TestTorture (0: from the clock)")
 	killsFlag = flag.Int("kills", 40, "how many processes TestTorture kills")
-	everyFlag = flag.Int("every", 6, "TestTorture_steps and _flush try one combination out of so many")
+	allFlag   = flag.Bool("all", false, "TestTorture_steps makes every next call after every step, and _flush takes every step")
 )
 
 // what follows a call that was disturbed.
@@ -269,8 +269,7 @@ fi`))
 				for at := 1; ; at++ {
 					died := false
 					for i, call := range nextCalls {
-						if at > 1 && (at+i)%*everyFlag != 0 {
-							died = true
+						if !*allFlag && i != at%len(nextCalls) {
 							continue
 						}
 						died = killedAt(t, h, c, x, s, at, call)
@@ -352,7 +351,11 @@ func TestTorture_flush(t *testing.T) {
 			ok(t, err)
 			c := newContainer(t, h)
 			log := filepath.Join(h.Dir, "steps")
-			for at := 1; ; at += max(1, *everyFlag/2) {
+			stride := 3
+			if *allFlag {
+				stride = 1
+			}
+			for at := 1; ; at += stride {
 				_ = os.Remove(log)
 				if verb == "del" {
 					must(t, "ADD", h.Add(c))
