@@ -85,7 +85,10 @@ func TestTorture(t *testing.T) {
 				}
 				r := newTorture(t, h, rand.New(rand.NewPCG(seed, uint64(i))), plugins)
 				for r.kills.Load() < int64(*killsFlag/len(hosts)+1) {
-					r.round()
+					before := r.kills.Load()
+					if r.round(); r.kills.Load()/50 > before/50 {
+						fmt.Printf("%s: %d kills\n", t.Name(), r.kills.Load())
+					}
 					if t.Failed() {
 						t.Fatalf("that was after %d kills with -seed=%d", r.kills.Load(), seed)
 					}
