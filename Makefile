@@ -75,7 +75,7 @@ KILLS ?= 500
 SEED  ?= 0
 
 torture: setup plugins build faults ## kill lockwrap, its caller and plugins KILLS times (root); SEED repeats the choices of a run
-	cd test && go test -count=1 -timeout 2h -parallel 4 -run 'TestTorture|TestExact' $(T) . -seed=$(SEED) -kills=$(KILLS) -all
+	cd test && go test -v -count=1 -timeout 2h -parallel 4 -run 'TestTorture|TestExact' $(T) . -seed=$(SEED) -kills=$(KILLS) -all
 
 # How long each fuzz target runs.
 FUZZTIME ?= 10s
