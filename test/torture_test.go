@@ -3,7 +3,6 @@
 package test
 
 import (
-	"bytes"
 	"errors"
 	"flag"
 	"fmt"
@@ -388,6 +387,6 @@ func TestTorture_flush(t *testing.T) {
 }
 
 func lastLine(text string) string {
-	lines := bytes.Split(bytes.TrimSpace([]byte(text)), []byte("\n"))
-	return string(lines[len(lines)-1])
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return lines[len(lines)-1]
 }

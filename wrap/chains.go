@@ -209,7 +209,7 @@ func (k *chainKeeper) start(f families) {
 			byTable[need.Table] = append(byTable[need.Table], need.Name)
 		}
 		client := sync.OnceValues(func() (chainMaker, error) {
-			ipt, err := iptables.New(iptables.IPFamily(proto), iptables.Timeout(int(xtablesWait/time.Second)))
+			ipt, err := SharedChain{IPv6: proto == iptables.ProtocolIPv6}.client()
 			return stoppableMaker{ipt, &k.stopped}, err
 		})
 		for table, names := range byTable {

@@ -181,18 +181,15 @@ func (l *hostLock) begin(path string) {
 	if dead := readNote(path); dead.Group > 0 && dead.Mark != "" {
 		waitForStragglers(dead.Mark, inSession(dead.Session, dead.Started))
 	}
-	l.running(0, "")
+	l.running(0, 0, "")
 }
 
 // running notes the delegate that runs now, and its process group.
-func (l *hostLock) running(group int, plugin string) {
+func (l *hostLock) running(group int, started uint64, plugin string) {
 	if l.out == nil {
 		return
 	}
-	l.note.Group, l.note.Plugin = group, plugin
-	if p, err := readProcess(group); err == nil {
-		l.note.Started = p.start
-	}
+	l.note.Group, l.note.Started, l.note.Plugin = group, started, plugin
 	data, err := json.Marshal(l.note)
 	if err != nil {
 		return

@@ -185,10 +185,10 @@ func (c *call) runner(d *delegate) *runner {
 		log:   c.log.With("plugin", d.Type),
 		logs:  c.logs,
 		limit: c.conf.PluginTimeout,
-		started: func(group int) {
+		started: func(group int, plugin process) {
 			c.reached(d.Type + " started")
 			if c.lock != nil {
-				c.lock.running(group, d.Type)
+				c.lock.running(group, plugin.start, d.Type)
 			}
 			if c.rec != nil {
 				c.rec.Group = group

@@ -52,7 +52,7 @@ type runner struct {
 	log     *slog.Logger
 	logs    io.Writer // where the delegate's stderr goes
 	limit   time.Duration
-	started func(group int) // called before the delegate gets its configuration
+	started func(group int, plugin process) // called before the delegate gets its configuration
 
 	group   int    // process group of the delegate, 0 if it was not started
 	printed []byte // the delegate's stdout
@@ -94,7 +94,7 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, envi
 	r.group = cmd.Process.Pid
 	born, _ := readProcess(r.group)
 	start := time.Now()
-	r.started(r.group)
+	r.started(r.group, born)
 	go feed(stdin)
 
 	err, ended := r.wait(ctx, cmd)

@@ -30,7 +30,7 @@ func script(t *testing.T, line string) string {
 }
 
 func testRunner(limit time.Duration) *runner {
-	return &runner{log: slog.New(slog.DiscardHandler), logs: io.Discard, limit: limit, started: func(int) {}}
+	return &runner{log: slog.New(slog.DiscardHandler), logs: io.Discard, limit: limit, started: func(int, process) {}}
 }
 
 func TestExecPlugin_errors(t *testing.T) {

@@ -67,16 +67,12 @@ func (h *Host) scriptIPTables(script string) error {
 
 // Flush removes all rules and chains, as a restart of firewalld does.
 func (h *Host) Flush() error {
-	for _, cmd := range []string{"iptables", "ip6tables"} {
-		path, err := exec.LookPath(cmd + "-" + h.Backend + "-restore")
-		if err != nil {
-			return fmt.Errorf("%w: %w", errPackage, err)
-		}
-		restore := exec.Command(path)
-		restore.Stdin = strings.NewReader("*filter\nCOMMIT\n*nat\nCOMMIT\n")
-		if run := h.Cmd(restore); !run.OK() {
-			return fmt.Errorf("%s-restore: %v", cmd, run)
-		}
+	path, err := h.FlushScript()
+	if err != nil {
+		return err
+	}
+	if run := h.Exec(path); !run.OK() {
+		return fmt.Errorf("flush: %v", run)
 	}
 	return nil
 }

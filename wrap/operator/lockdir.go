@@ -92,7 +92,7 @@ func (x *examiner) lock(file string) {
 	if mode := info.Mode(); mode.Perm()&0o022 != 0 && mode&fs.ModeSticky == 0 {
 		complain(fail, "take the right away", "%s is writable by others (mode %04o), who can take the lock", dir, mode.Perm()).
 			Commands = []string{"chmod go-w " + quoteShell(dir)}
-	} else if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Uid != 0 {
+	} else if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Uid != 0 && int(st.Uid) != os.Geteuid() {
 		complain(fail, "give it to root", "%s belongs to uid %d; lockwrap refuses it", dir, st.Uid).
 			Commands = []string{"chown root " + quoteShell(dir)}
 	} else if made == "" && filepath.Base(dir) == "lockwrap" && mode.Perm() != 0o700 {
