@@ -88,10 +88,10 @@ func (f *File) Replace(data []byte) error {
 		return err
 	}
 	defer temp.Cleanup()
-	if err := f.keepAttributes(temp.File); err != nil {
+	if _, err := temp.Write(data); err != nil {
 		return err
 	}
-	if _, err := temp.Write(data); err != nil {
+	if err := f.keepAttributes(temp.File); err != nil { // the kernel takes some away at a write
 		return err
 	}
 	if now, err := os.Stat(f.target); err != nil || !os.SameFile(now, f.info) ||

@@ -120,7 +120,7 @@ func TestExecPlugin_stops(t *testing.T) {
 			t.Parallel()
 			r := testRunner(tt.limit)
 			ctx, cancel := context.WithCancelCause(t.Context())
-			r.started = func(int) {
+			r.started = func(int, process) {
 				if tt.stop {
 					cancel(errStopped)
 				}
@@ -153,7 +153,7 @@ func TestExecPlugin_notStarted(t *testing.T) {
 func TestExecPlugin_daemon(t *testing.T) {
 	r := testRunner(time.Minute)
 	var group int
-	r.started = func(g int) { group = g }
+	r.started = func(g int, _ process) { group = g }
 	start := time.Now()
 	out, err := r.ExecPlugin(t.Context(), script(t, `sleep 60 & echo result`), nil, os.Environ())
 	defer func() { _ = syscall.Kill(-group, syscall.SIGKILL) }()
