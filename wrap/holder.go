@@ -215,14 +215,23 @@ func isAncestor(pid int) bool {
 // one iptables call or an IPAM plugin that lives for a moment longer. Past the
 // limit it is killed.
 func waitForStragglers(mark string, belongs func(process) bool) {
-	const patience = 5 * time.Second
-	for start := time.Now(); time.Since(start) < patience+time.Second; time.Sleep(10 * time.Millisecond) {
-		pids := stragglers(mark, belongs)
-		if len(pids) == 0 {
-			return
+	outwait(5*time.Second, func() []int { return stragglers(mark, belongs) })
+}
+
+// outwait returns when nobody is left, and kills who is left when its patience is
+// at an end. One look at /proc is not enough: a process whose parent dies just
+// then is in the list too late, and has no environment to see while it execs.
+func outwait(patience time.Duration, look func() []int) {
+	const looks = 2
+	start := time.Now()
+	for clean := 0; clean < looks && time.Since(start) < patience+time.Second; time.Sleep(5 * time.Millisecond) {
+		left := look()
+		clean++
+		if len(left) > 0 {
+			clean = 0
 		}
 		if time.Since(start) > patience {
-			kill(pids)
+			kill(left)
 		}
 	}
 }

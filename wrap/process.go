@@ -196,20 +196,14 @@ func settle(plugin process, group int, environ []string) {
 		session, _ := unix.Getsid(0)
 		below = inSession(session, plugin.start)
 	}
-	const patience = time.Second
-	for began := time.Now(); time.Since(began) < 2*patience; time.Sleep(5 * time.Millisecond) {
+	outwait(time.Second, func() []int {
 		left := stragglers(mark, below)
 		// The quick question counts zombies that nobody has reaped yet.
 		if syscall.Kill(-group, 0) == nil {
 			left = append(left, groupMembers(group)...)
 		}
-		if len(left) == 0 {
-			return
-		}
-		if time.Since(began) > patience {
-			kill(left)
-		}
-	}
+		return left
+	})
 }
 
 // commands are the command lines of what a plugin is waiting for.
