@@ -22,7 +22,7 @@ GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 # Arguments for go test, as in: make test T='-v -run Seed'
 T ?=
 
-.PHONY: help build setup plugins faults demo check test torture fuzz race lint clean
+.PHONY: help build setup plugins faults demo check test torture bench fuzz race lint clean
 
 help:           ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -76,6 +76,14 @@ SEED  ?= 0
 
 torture: setup plugins build faults ## kill lockwrap, its caller and plugins KILLS times (root); SEED repeats the choices of a run
 	cd test && go test -v -count=1 -timeout 2h -parallel 4 -run 'TestTorture|TestExact' $(T) . -seed=$(SEED) -kills=$(KILLS) -all
+
+# Arguments for the benchmark, as in: make bench B='-parts single -pairs 200'
+B ?=
+
+bench: setup plugins build ## lockwrap, the bare list and flock(1) side by side; tables, test/results (root; takes an hour)
+	@test/setup valgrind:valgrind flock:util-linux
+	@cd test && go build -buildvcs=false -o ../bin/bench ./bench
+	@bin/bench -out test/results $(B)
 
 # How long each fuzz target runs.
 FUZZTIME ?= 10s

@@ -5,10 +5,12 @@ package wrap
 import (
 	"bytes"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // callLog is where a call's logs and the delegates' stderr go: into logFile at
@@ -61,4 +63,13 @@ func (l *callLog) flush() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	_, _ = l.late.WriteTo(os.Stderr)
+}
+
+// timestamp shows a line's time in full: how long the lock takes from
+// one call to the next is told by two calls' lines.
+func timestamp(_ []string, attr slog.Attr) slog.Attr {
+	if attr.Value.Kind() == slog.KindTime {
+		attr.Value = slog.StringValue(attr.Value.Time().Format(time.RFC3339Nano))
+	}
+	return attr
 }

@@ -38,6 +38,8 @@ type call struct {
 	saved     bool // this call has written its record
 
 	began      time.Time
+	last       time.Time     // step
+	parts      []any         // of the time, each a name and a duration
 	wait, hold time.Duration // for the lock, and under it
 	result     []byte        // of ADD
 }
@@ -91,15 +93,15 @@ type parser func(stdin []byte, environ []string) (*NetConf, error)
 // serve parses the configuration, runs the steps of one verb, and logs the
 // call's one line.
 func serve(name string, steps func(*call, context.Context) error, parse parser, args *skel.CmdArgs, environ []string) error {
-	began := time.Now()
+	began, started := time.Now(), startup()
 	conf, err := parse(args.StdinData, environ)
 	if err != nil {
 		return err
 	}
 	logs, problem := openLog(conf.LogFile)
-	c := &call{verb: name, args: args, conf: conf, env: environ, logs: logs, began: began}
-	c.log = slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: conf.LogLevel})).With("verb", name, "network", conf.Name, "container", args.ContainerID, "ifname", args.IfName)
-
+	c := &call{verb: name, args: args, conf: conf, env: environ, logs: logs, began: began, last: began, parts: []any{"startup", started}}
+	c.log = slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: conf.LogLevel, ReplaceAttr: timestamp})).
+		With("verb", name, "network", conf.Name, "container", args.ContainerID, "ifname", args.IfName)
 	if problem != nil {
 		c.log.Warn("cannot open the log file", "err", problem)
 	}
@@ -110,6 +112,8 @@ func serve(name string, steps func(*call, context.Context) error, parse parser, 
 	defer stop()
 	err = steps(c, ctx)
 
+	c.spent("end")
+	c.log.Debug("where the time went", c.parts...)
 	attrs := []any{"delegates", len(conf.Delegates), "wait", round(c.wait), "hold", c.hold.Round(time.Millisecond)}
 	if err != nil {
 		code := types.ErrInternal

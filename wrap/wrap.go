@@ -168,6 +168,7 @@ func (c *call) addDelegates(ctx context.Context, chains *chainKeeper) *types.Err
 	c.firstLink = len(c.rec.Delegates)
 	for i, d := range c.conf.Delegates {
 		chains.await(i, prevResult)
+		c.spent("chains")
 		if err := context.Cause(ctx); err != nil {
 			return ownError(errOther, "", "ADD given up before plugin %q: %w", d.Type, err)
 		}

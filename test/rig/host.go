@@ -11,9 +11,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -58,6 +60,7 @@ type Host struct {
 	Set     Set
 	Version string   // cniVersion of the list
 	Env     []string // further environment of whatever runs here
+	Before  []string // a program and its arguments that cnitool is run by
 
 	path       []string // directories before PATH
 	faults     bool     // WithFaults
@@ -299,6 +302,8 @@ type Run struct {
 	Stdout, Stderr string
 	Err            error
 	Took           time.Duration
+	CPU            time.Duration // of it and all that it has waited for
+	Faults         int64         // pages that it had to get from the kernel, the same
 }
 
 // OK tells whether it exited with 0.
@@ -337,7 +342,12 @@ func (h *Host) cmd(netns string, cmd *exec.Cmd) Run {
 	cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
 	start := time.Now()
 	err := inNetns(netns, cmd.Run)
-	return Run{stdout.String(), stderr.String(), err, time.Since(start)}
+	run := Run{Stdout: stdout.String(), Stderr: stderr.String(), Err: err, Took: time.Since(start)}
+	if state := cmd.ProcessState; state != nil {
+		run.CPU = state.UserTime() + state.SystemTime()
+		run.Faults = state.SysUsage().(*syscall.Rusage).Minflt
+	}
+	return run
 }
 
 // Listen listens on a TCP port of the container.
@@ -359,7 +369,8 @@ func (h *Host) Exec(name string, args ...string) Run {
 
 // Tool runs cnitool: add, del, check, gc or status, for the host's network. Env adds to the environment.
 func (h *Host) Tool(verb string, c *Container, env ...string) Run {
-	cmd := exec.Command(Bin("cnitool"), verb, h.Name, c.NetNS)
+	command := append(slices.Clone(h.Before), Bin("cnitool"), verb, h.Name, c.NetNS)
+	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Env = h.Environ(append([]string{"CAP_ARGS=" + c.Ports}, env...)...)
 	return h.Cmd(cmd)
 }
