@@ -6,7 +6,7 @@ require (
 	github.com/containernetworking/cni v1.3.0
 	github.com/coreos/go-iptables v0.8.0
 	github.com/gofrs/flock v0.13.2
-	github.com/google/renameio/v2 v2.0.2
+	github.com/google/renameio/v2 v2.0.1 // v2.0.2 links os.Root, 20 kB of binary
 	github.com/tailscale/hujson v0.0.0-20260727124030-b80ff77dac4f
 	golang.org/x/sys v0.50.0
 )

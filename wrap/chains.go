@@ -221,6 +221,11 @@ func (k *chainKeeper) start(f families) {
 			}
 			work := chainWork{make(chan struct{}), time.Now().Add(chainsBudget)}
 			k.jobs[job] = work
+			if areThere(proto, table, names) {
+				k.log.Debug("chains are there", "table", table, "chains", names)
+				close(work.done)
+				continue
+			}
 			go func() {
 				defer close(work.done)
 				err := ensureChains(client, table, names)

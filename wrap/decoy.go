@@ -92,10 +92,11 @@ func addInterface(name string, addrs []netip.Prefix) error {
 		return err
 	}
 	defer unix.Close(sock)
+	const create = unix.NLM_F_ACK | unix.NLM_F_CREATE | unix.NLM_F_EXCL
 	link := slices.Concat(make([]byte, unix.SizeofIfInfomsg),
 		attribute(unix.IFLA_IFNAME, append([]byte(name), 0)),
 		attribute(unix.IFLA_LINKINFO, attribute(unix.IFLA_INFO_KIND, []byte("veth"))))
-	if err := request(sock, unix.RTM_NEWLINK, link); err != nil {
+	if err := request(sock, unix.RTM_NEWLINK, create, link); err != nil {
 		return fmt.Errorf("cannot add a veth: %w", err)
 	}
 	ifr, err := unix.NewIfreq(name)
@@ -113,43 +114,9 @@ func addInterface(name string, addrs []netip.Prefix) error {
 		head := binary.NativeEndian.AppendUint32([]byte{family, byte(prefix.Bits()), 0, 0}, ifr.Uint32())
 		ip := prefix.Addr().AsSlice()
 		addr := slices.Concat(head, attribute(unix.IFA_LOCAL, ip), attribute(unix.IFA_ADDRESS, ip))
-		if err := request(sock, unix.RTM_NEWADDR, addr); err != nil {
+		if err := request(sock, unix.RTM_NEWADDR, create, addr); err != nil {
 			return fmt.Errorf("cannot add address %s: %w", prefix, err)
 		}
-	}
-	return nil
-}
-
-// attribute encodes one rtnetlink attribute (rtnetlink(7)), padded to 4 bytes.
-func attribute(kind uint16, value []byte) []byte {
-	b := binary.NativeEndian.AppendUint16(nil, uint16(unix.SizeofRtAttr+len(value)))
-	b = binary.NativeEndian.AppendUint16(b, kind)
-	b = append(b, value...)
-	return append(b, make([]byte, -len(b)&3)...)
-}
-
-// request sends one rtnetlink message that creates something, and waits for the
-// kernel's answer.
-func request(sock int, kind uint16, body []byte) error {
-	const flags = unix.NLM_F_REQUEST | unix.NLM_F_ACK | unix.NLM_F_CREATE | unix.NLM_F_EXCL
-	b := binary.NativeEndian.AppendUint32(nil, uint32(unix.SizeofNlMsghdr+len(body)))
-	b = binary.NativeEndian.AppendUint16(b, kind)
-	b = binary.NativeEndian.AppendUint16(b, flags)
-	b = append(b, make([]byte, 8)...) // sequence number and port: the kernel's choice
-	b = append(b, body...)
-	if err := unix.Sendto(sock, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
-		return err
-	}
-	answer := make([]byte, unix.Getpagesize())
-	n, _, err := unix.Recvfrom(sock, answer, 0)
-	if err != nil {
-		return err
-	}
-	if n < unix.SizeofNlMsghdr+4 {
-		return fmt.Errorf("the kernel's answer has %d bytes", n)
-	}
-	if errno := int32(binary.NativeEndian.Uint32(answer[unix.SizeofNlMsghdr:])); errno != 0 {
-		return unix.Errno(-errno)
 	}
 	return nil
 }
