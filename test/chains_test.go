@@ -244,6 +244,62 @@ func TestChains_calls(t *testing.T) {
 	}
 }
 
+// On a host where all chains exist, no iptables is run to find that out; where one is missing, or is there only for the
+// other kind of iptables, it is made. Firewalld and operators remove chains at any time (plugins#512).
+func TestChains_lookUp(t *testing.T) {
+	for backend, other := range map[string]string{rig.NFT: rig.Legacy, rig.Legacy: rig.NFT} {
+		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t, rig.New, backend)
+			ok(t, h.Wrapped(h.Dual()...))
+			log := filepath.Join(h.Dir, "log")
+			ok(t, h.Edit(func(entry rig.Plugin) { entry["logLevel"], entry["logFile"] = "debug", log }))
+			pass(t, h, "firewall", "portmap") // make no chains
+			add := func(what string) (looked []string) {
+				t.Helper()
+				if err := os.Remove(log); err != nil && !os.IsNotExist(err) {
+					t.Fatal(err)
+				}
+				must(t, "ADD, "+what, h.Add(newContainer(t, h)))
+				if diff := cmp.Diff(in46(forward, dnat, masq), chainsOf(t, h)); diff != "" {
+					t.Errorf("chains after the ADD, %s (-want +got):\n%s", what, diff)
+				}
+				data, err := os.ReadFile(log)
+				ok(t, err)
+				for _, m := range regexp.MustCompile(`msg="chains are there" .* ipv6=(\S+) table=(\S+)`).FindAllStringSubmatch(string(data), -1) {
+					looked = append(looked, map[string]string{"false": "IPv4 ", "true": "IPv6 "}[m[1]]+m[2])
+				}
+				slices.Sort(looked)
+				return looked
+			}
+			all := []string{"IPv4 filter", "IPv4 nat", "IPv6 filter", "IPv6 nat"}
+
+			for _, chain := range append(slices.Clone(forward), append(dnat, masq...)...) {
+				table, name, _ := strings.Cut(chain, " ")
+				for _, cmd := range []string{"iptables-", "ip6tables-"} {
+					must(t, "a chain of the other kind", h.Exec(cmd+other, "-t", table, "-N", name))
+				}
+			}
+			if got := add("the other kind has all chains"); len(got) > 0 {
+				t.Errorf("chains were taken to be there: %q", got)
+			}
+			for _, cmd := range []string{"iptables-", "ip6tables-"} {
+				for _, table := range []string{"filter", "nat"} {
+					must(t, "flush", h.Exec(cmd+other, "-t", table, "-X"))
+				}
+			}
+			if diff := cmp.Diff(all, add("all chains exist")); diff != "" {
+				t.Errorf("chains found without iptables (-want +got):\n%s", diff)
+			}
+			must(t, "remove", h.Exec("iptables-"+backend, "-t", "nat", "-X", "CNI-HOSTPORT-MASQ"))
+			must(t, "remove", h.Exec("ip6tables-"+backend, "-X", "CNI-ADMIN"))
+			if diff := cmp.Diff([]string{"IPv4 filter", "IPv6 nat"}, add("two are missing")); diff != "" {
+				t.Errorf("chains found without iptables (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 // However iptables answers lockwrap, the ADD goes on: the delegates decide.
 func TestChains_iptablesFails(t *testing.T) {
 	for _, tt := range []struct {

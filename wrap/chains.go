@@ -221,13 +221,12 @@ func (k *chainKeeper) start(f families) {
 			}
 			work := chainWork{make(chan struct{}), time.Now().Add(chainsBudget)}
 			k.jobs[job] = work
-			if areThere(proto, table, names) {
-				k.log.Debug("chains are there", "table", table, "chains", names)
-				close(work.done)
-				continue
-			}
 			go func() {
 				defer close(work.done)
+				if areThere(proto, table, names) {
+					k.log.Debug("chains are there", "ipv6", proto == iptables.ProtocolIPv6, "table", table, "chains", names)
+					return
+				}
 				err := ensureChains(client, table, names)
 				switch {
 				case errors.Is(err, exec.ErrNotFound):

@@ -221,6 +221,9 @@ func watchCaller(ctx context.Context) (context.Context, context.CancelFunc) {
 		return ctx, stop
 	}
 	fd, err := unix.PidfdOpen(caller, 0)
+	if err == nil {
+		err = unix.SetNonblock(fd, true)
+	}
 	if err != nil {
 		if os.Getppid() != caller {
 			cancel(errCallerGone)
@@ -231,17 +234,18 @@ func watchCaller(ctx context.Context) (context.Context, context.CancelFunc) {
 		cancel(errCallerGone)
 		return ctx, stop
 	}
+	// Go's poller waits for it; unix.Poll would keep a thread.
+	ended, err := os.NewFile(uintptr(fd), "caller").SyscallConn()
+	if err != nil {
+		return ctx, stop
+	}
 	go func() {
-		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-		for {
-			n, err := unix.Poll(fds, -1)
-			if err == nil && n > 0 {
-				cancel(errCallerGone)
-				return
-			}
-			if err != nil && !errors.Is(err, unix.EINTR) {
-				return
-			}
+		err := ended.Read(func(fd uintptr) bool {
+			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+			return err == nil && n > 0
+		})
+		if err == nil {
+			cancel(errCallerGone)
 		}
 	}()
 	return ctx, stop

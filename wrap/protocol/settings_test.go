@@ -5,8 +5,10 @@ package protocol
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestHostConfig_defaults: the file sets what the entry does not, and a broken one is a configuration error.
@@ -89,6 +91,49 @@ func TestLog_lines(t *testing.T) {
 	}
 	for _, bad := range []string{filepath.Join(fakeBin, "log"), h.bin, "/proc/no/such/log"} {
 		h.call(call{verb: "ADD", conf: h.conf("1.0.0", entry{"logFile": bad}, entry{"type": "a"})}).ok(t)
+	}
+}
+
+// TestLog_breakdown: at debug any call tells where its time went.
+func TestLog_breakdown(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "a", "b")
+	for verb, parts := range map[string]string{
+		"ADD":    "startup parsed located locked recovered chains exec record a b printed unlocked end",
+		"DEL":    "startup parsed locked exec record b a unlocked end",
+		"CHECK":  "startup parsed locked exec record a b unlocked end",
+		"GC":     "startup parsed locked exec record a b unlocked end",
+		"STATUS": "startup parsed exec record a b end",
+	} {
+		h.on("b", verb, "sleep 300ms")
+		a := h.call(call{verb: verb, conf: h.conf("1.1.0", entry{"logLevel": "debug"}, entry{"type": "a"}, entry{"type": "b"})}).ok(t)
+		line := regexp.MustCompile(`msg="where the time went" .*ifname=\S* (.*)`).FindStringSubmatch(a.stderr)
+		if line == nil {
+			t.Errorf("%s: no breakdown in %s", verb, a.stderr)
+			continue
+		}
+		var names []string
+		var sum time.Duration
+		for _, part := range strings.Fields(line[1]) {
+			name, value, _ := strings.Cut(part, "=")
+			names = append(names, name)
+			took, err := time.ParseDuration(value)
+			if err != nil || took < 0 {
+				t.Errorf("%s: %s: %v", verb, part, err)
+			}
+			if name == "b" && took < 300*time.Millisecond {
+				t.Errorf("%s: %s, of a plugin that takes 300 ms", verb, part)
+			}
+			if name != "startup" {
+				sum += took
+			}
+		}
+		if got := strings.Join(names, " "); got != parts {
+			t.Errorf("%s: parts %s, want %s", verb, got, parts)
+		}
+		if sum > a.took {
+			t.Errorf("%s: the parts take %v together, the call %v", verb, sum, a.took)
+		}
 	}
 }
 
