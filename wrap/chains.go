@@ -144,6 +144,7 @@ type chainKeeper struct {
 	log   *slog.Logger
 	needs []chainNeed
 	known families // of the addresses that the delegates will give out
+	given families // of those that a plugin before us has given out
 	jobs  map[chainJob]chainWork
 
 	stopped atomic.Bool // no further iptables call is made
@@ -167,10 +168,9 @@ type chainJob struct {
 	proto iptables.Protocol
 }
 
-// precreateChains starts to make the chains that the delegates share with
-// others, each for the address families that the delegates' IPAM configuration
-// tells. await and finish wait for it.
-func (c *call) precreateChains() *chainKeeper {
+// planChains finds out which chains the delegates share with others, and for which
+// address families by their IPAM configuration.
+func (c *call) planChains() *chainKeeper {
 	k := &chainKeeper{log: c.log, jobs: map[chainJob]chainWork{}}
 	for _, chain := range c.conf.Chains {
 		k.needs = append(k.needs, chainNeed{chain, 0})
@@ -184,16 +184,16 @@ func (c *call) precreateChains() *chainKeeper {
 		}
 		k.known.addFrom(config["ipam"])
 	}
-	if len(k.needs) == 0 {
-		return k
-	}
 	k.known.addFrom(mustMarshal(c.conf.runtimeConfig["ipRanges"]))
 	k.known.addFrom(mustMarshal(c.conf.runtimeConfig["ips"]))
-	k.start(k.known)
-	if known := resultFamilies(c.conf.prevResult); known != (families{}) {
-		k.start(known)
-	}
+	k.given = resultFamilies(c.conf.prevResult)
 	return k
+}
+
+// begin starts to make the chains. await and finish wait for it.
+func (k *chainKeeper) begin() {
+	k.start(k.known)
+	k.start(k.given)
 }
 
 // start makes all chains in families where that has not been begun.

@@ -105,6 +105,7 @@ func serve(name string, steps func(*call, context.Context) error, parse parser, 
 	if problem != nil {
 		c.log.Warn("cannot open the log file", "err", problem)
 	}
+	readyToStart()
 	c.reached("parsed")
 
 	ctx, stop := stoppable(context.Background())

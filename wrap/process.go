@@ -118,6 +118,17 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, envi
 	return r.printed, nil
 }
 
+// readyToStart has Go do what it does once, before the first process is started from
+// a locked thread: while the lock is held others would wait for it. That is a thread
+// that can start further ones, and a try-out of pidfds with a process of its own.
+func readyToStart() {
+	runtime.LockOSThread()
+	runtime.UnlockOSThread()
+	if p, err := os.FindProcess(os.Getpid()); err == nil {
+		_ = p.Release()
+	}
+}
+
 // start starts the plugin, which waits for its configuration until feed is
 // called.
 func (r *runner) start(ctx context.Context, path string, environ []string, stdout, stderr io.Writer) (cmd *exec.Cmd, feed func([]byte), err error) {

@@ -28,6 +28,7 @@ func (c *call) cmdAdd(ctx context.Context) error {
 	if err := c.conf.locate(c.args.Path); err != nil {
 		return err
 	}
+	chains := c.planChains()
 	c.reached("located")
 	unlock, err := c.takeLock(ctx)
 	if err != nil {
@@ -38,7 +39,7 @@ func (c *call) cmdAdd(ctx context.Context) error {
 		return err
 	}
 	c.reached("recovered")
-	chains := c.precreateChains()
+	chains.begin()
 	failure := c.addDelegates(ctx, chains)
 	chains.finish()
 	if failure == nil {
