@@ -2,9 +2,10 @@
 SHELL := /bin/bash
 export CGO_ENABLED := 0
 
-# Without a tag it is what the source says: Nomad needs a semantic version.
-VERSION ?= $(shell git describe --tags --match 'v[0-9]*' 2>/dev/null)
-LDFLAGS := -s -w -X github.com/lockwrap/lockwrap/wrap.release=$(VERSION)
+# Of a tagged commit. Else the go command asks git itself, which refuses a checkout that is somebody else's.
+VERSION  ?= $(shell git describe --tags --exact-match --match 'v[0-9]*' 2>/dev/null)
+BUILDVCS := $(if $(shell git rev-parse HEAD 2>/dev/null),auto,false)
+LDFLAGS  := -s -w -X github.com/lockwrap/lockwrap/wrap.release=$(VERSION)
 
 # What the tests on a real machine run against, at pinned versions. The old pair is the one of nomad#6567.
 CNI     := v1.3.0
@@ -30,7 +31,7 @@ help:           ## list the targets
 build: bin/lockwrap ## bin/lockwrap, static and stripped
 
 bin/lockwrap: FORCE
-	go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o $@ .
+	go build -trimpath -buildvcs=$(BUILDVCS) -ldflags '$(LDFLAGS)' -o $@ .
 
 FORCE:
 

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -39,13 +40,7 @@ func TestBudget(t *testing.T) {
 	})
 	t.Run("size", func(t *testing.T) {
 		const limit = 4_000_000
-		file := filepath.Join(t.TempDir(), "lockwrap")
-		build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", file, ".")
-		build.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := build.CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
-		info, err := os.Stat(file)
+		info, err := os.Stat(build(t, "-trimpath", "-ldflags=-s -w"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -54,4 +49,44 @@ func TestBudget(t *testing.T) {
 		}
 		t.Logf("%d bytes", info.Size())
 	})
+}
+
+// Nomad takes the first semantic version in the about line.
+func TestVersion(t *testing.T) {
+	const release = "-ldflags=-X github.com/lockwrap/lockwrap/wrap.release="
+	tests := []struct {
+		name  string
+		flags []string
+		want  string // a regular expression
+	}{
+		{"release", []string{release + "v1.2.3"}, `^v1\.2\.3$`},
+		{"candidate", []string{release + "v1.2.3-rc.1"}, `^v1\.2\.3-rc\.1$`},
+		{"no version", []string{release + "nightly", "-buildvcs=false"}, `^v0\.1\.0-dev$`},
+		{"nothing known", []string{"-buildvcs=false"}, `^v0\.1\.0-dev$`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			bare := exec.Command(build(t, tt.flags...))
+			about, err := bare.CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v\n%s", err, about)
+			}
+			line, _, _ := strings.Cut(string(about), "\n")
+			got, ok := strings.CutPrefix(line, "CNI lockwrap plugin ")
+			if !ok || !regexp.MustCompile(tt.want).MatchString(got) {
+				t.Errorf("%q, want the version %s", line, tt.want)
+			}
+		})
+	}
+}
+
+func build(t *testing.T, flags ...string) (file string) {
+	t.Helper()
+	file = filepath.Join(t.TempDir(), "lockwrap")
+	build := exec.Command("go", append(append([]string{"build"}, flags...), "-o", file, ".")...)
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return file
 }

@@ -5,19 +5,15 @@ package wrap
 import (
 	"regexp"
 	"runtime/debug"
-	"strings"
 )
 
-// release is set by the linker in release builds.
+// release is the tag, set by the linker when a tagged commit is built.
 var release string
 
-// devVersion is what a build from a checkout calls itself. It must be a
-// semantic version: Nomad's fingerprint looks for the first one in what the
-// bare run prints and would otherwise take the protocol version for it
-// (nomad#20263).
-const devVersion = "v0.1.0-dev"
-
-// Version is lockwrap's own version, a semantic version with a leading v.
+// Version is lockwrap's own version, a semantic version with a leading v: the tag
+// of a release, else what the go command knows of the module or the checkout. It is
+// never empty and never "(devel)", since Nomad's fingerprint takes the first semantic
+// version in what the bare run prints, and would find the protocol's (nomad#20263).
 func Version() string {
 	candidates := []string{release}
 	if info, ok := debug.ReadBuildInfo(); ok {
@@ -25,12 +21,11 @@ func Version() string {
 	}
 	semver := regexp.MustCompile(`^v\d+\.\d+\.\d+`)
 	for _, v := range candidates {
-		// The go command stamps a checkout without tags v0.0.0-DATE-COMMIT.
-		if semver.MatchString(v) && !strings.HasPrefix(v, "v0.0.0-") {
+		if semver.MatchString(v) {
 			return v
 		}
 	}
-	return devVersion
+	return "v0.1.0-dev"
 }
 
 // About is the line that CNI plugins print when they are run without

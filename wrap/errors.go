@@ -14,19 +14,19 @@ import (
 // describes. 1 to 99 are reserved by the CNI specification.
 const errOther uint = 101
 
-// swallowed are the texts that make go-cni take a failed DEL for a success, so
+// loud replaces the texts that make go-cni take a failed DEL for a success, so
 // that the runtime forgets an attachment whose resources are still there
 // (go-cni's Remove). lockwrap's own messages must not contain them.
-var swallowed = strings.NewReplacer(
-	"not found", "missing",
-	"no such file or directory", "it does not exist",
-)
+func loud(msg string) string {
+	msg = strings.ReplaceAll(msg, "not found", "missing")
+	return strings.ReplaceAll(msg, "no such file or directory", "it does not exist")
+}
 
 // ownError is an error of lockwrap itself, as opposed to one of a delegate's.
 // The details tell the operator what to do.
 func ownError(code uint, details, format string, args ...any) *types.Error {
 	msg := "lockwrap: " + fmt.Errorf(format, args...).Error()
-	return types.NewError(code, swallowed.Replace(msg), swallowed.Replace(details))
+	return types.NewError(code, loud(msg), loud(details))
 }
 
 func configError(format string, args ...any) *types.Error {

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -270,11 +269,11 @@ func groupMembers(group int) []int {
 // processes are the pids of those that fit.
 func processes(fits func(process) bool) []int {
 	var pids []int
-	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-	for _, stat := range stats {
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(stat)))
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
-			continue
+			continue // no process
 		}
 		if p, err := readProcess(pid); err == nil && fits(p) {
 			pids = append(pids, pid)

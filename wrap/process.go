@@ -87,7 +87,7 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, envi
 	if err != nil {
 		failed := pluginError(err, nil, nil)
 		if verb, _ := lookupEnv(environ, "CNI_COMMAND"); verb == "DEL" {
-			failed.Msg = swallowed.Replace(failed.Msg)
+			failed.Msg = loud(failed.Msg)
 		}
 		return nil, failed
 	}
@@ -183,7 +183,7 @@ func (r *runner) wait(ctx context.Context, cmd *exec.Cmd) (err error, ended bool
 		}
 	}
 	if children := commands(cmd.Process.Pid); children != "" {
-		addDetail(why, swallowed.Replace("it was running "+children))
+		addDetail(why, loud("it was running "+children))
 	}
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		_ = syscall.Kill(-cmd.Process.Pid, sig)
@@ -233,7 +233,7 @@ func pluginError(err error, stdout, stderr []byte) *types.Error {
 	var own *types.Error
 	if errors.As(err, &own) {
 		if len(stderr) > 0 {
-			addDetail(own, swallowed.Replace(fmt.Sprintf("the plugin's stderr: %q", last(stderr))))
+			addDetail(own, loud(fmt.Sprintf("the plugin's stderr: %q", last(stderr))))
 		}
 		return own
 	}

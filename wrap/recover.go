@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 )
@@ -144,12 +145,15 @@ func (c *call) dropRecords(ctx context.Context) {
 		c.log.Warn("ignoring the attachments' records", "err", err)
 		return
 	}
-	killed, _ := filepath.Glob(filepath.Join(c.conf.StateDir, "attachments", c.conf.Name+":*"+unfinished))
-	for _, path := range killed {
-		_ = os.Remove(path)
-	}
-	paths, _ := filepath.Glob(filepath.Join(c.conf.StateDir, "attachments", "*.json"))
-	for _, path := range paths {
+	entries, _ := os.ReadDir(filepath.Join(c.conf.StateDir, "attachments"))
+	for _, e := range entries {
+		path := filepath.Join(c.conf.StateDir, "attachments", e.Name())
+		if strings.HasPrefix(e.Name(), c.conf.Name+":") && strings.HasSuffix(e.Name(), unfinished) {
+			_ = os.Remove(path) // whoever wrote it was killed
+		}
+		if filepath.Ext(path) != ".json" {
+			continue
+		}
 		head, err := readRecord(path)
 		if err != nil {
 			c.log.Warn("leaving a record that cannot be read", "err", err)

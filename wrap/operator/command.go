@@ -71,7 +71,7 @@ func printable(s string) string {
 func commands() []command {
 	return []command{
 		wrapCommand(), unwrapCommand(), checkCommand(), doctorCommand(), statusCommand(), chainsCommand(),
-		standInCommand(),
+		standInCommand(), installCommand(), uninstallCommand(),
 		completionCommand(), versionCommand(), helpCommand(),
 	}
 }

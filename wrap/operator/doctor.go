@@ -28,19 +28,24 @@ a fail. Plugins and iptables are asked for their versions, and iptables for its
 rules; nothing is changed. Run it as root: others can't see all of it.
 `,
 		setup: func(flags *flag.FlagSet) func(*console, []string) int {
-			var dirs pathList
-			flags.Var(&dirs, "conf-dir", "look for lists in `DIR` (default: "+strings.Join(confDirs, " and ")+"); may be repeated")
+			dirs := confDirFlag(flags)
 			binDirs := binDirFlag(flags, "CNI_PATH, else "+strings.Join(wrap.DefaultPluginDirs(), ", "))
 			asJSON := jsonFlag(flags)
 			return func(c *console, args []string) int {
 				if len(args) > 0 {
 					return c.tooMany(args)
 				}
-				f := examineHost(os.Environ(), dirs, searchPath(*binDirs, strings.Join(defaultBinDirs(), ":")))
+				f := examineHost(os.Environ(), *dirs, searchPath(*binDirs, strings.Join(defaultBinDirs(), ":")))
 				return c.report(f, *asJSON, finding.paragraph)
 			}
 		},
 	}
+}
+
+func confDirFlag(flags *flag.FlagSet) *pathList {
+	var dirs pathList
+	flags.Var(&dirs, "conf-dir", "look for lists in `DIR` (default: "+strings.Join(confDirs, " and ")+"); may be repeated")
+	return &dirs
 }
 
 func defaultBinDirs() []string {

@@ -12,8 +12,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/google/renameio/v2"
-
 	"github.com/lockwrap/lockwrap/conflist"
 	"github.com/lockwrap/lockwrap/wrap"
 )
@@ -113,8 +111,14 @@ func (s *standIns) change(name string, remove bool) error {
 	if err := os.MkdirAll(s.dir, 0o755); err != nil {
 		return err
 	}
-	// By another name and a rename: a runtime may look at any time.
-	if err := renameio.Symlink(to, link); err != nil {
+	// By another name and a rename: a runtime may look at any time. What a killed
+	// stand-in command has left has the same name.
+	temp := filepath.Join(s.dir, "."+name+".new")
+	_ = os.Remove(temp)
+	if err := os.Symlink(to, temp); err != nil {
+		return err
+	}
+	if err := os.Rename(temp, link); err != nil {
 		return err
 	}
 	s.linef("stand-in: %s -> %s, in front of %s", link, to, real)

@@ -167,16 +167,15 @@ func namedInLists(environ []string) []wrap.Settings {
 	return all
 }
 
-// listFiles are the files in which runtimes look for networks.
+// listExtensions are those of the files in which runtimes look for networks.
+var listExtensions = []string{".conf", ".conflist", ".json"}
+
 func listFiles(dir string) []string {
 	entries, _ := os.ReadDir(dir)
 	var files []string
 	for _, e := range entries {
-		switch filepath.Ext(e.Name()) {
-		case ".conf", ".conflist", ".json":
-			if !e.IsDir() {
-				files = append(files, filepath.Join(dir, e.Name()))
-			}
+		if !e.IsDir() && slices.Contains(listExtensions, filepath.Ext(e.Name())) {
+			files = append(files, filepath.Join(dir, e.Name()))
 		}
 	}
 	return files

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package operator
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/google/renameio/v2"
+
+	"github.com/lockwrap/lockwrap/conflist"
+	"github.com/lockwrap/lockwrap/wrap"
+)
+
+func installCommand() command {
+	return command{
+		name:  "install",
+		about: "copy this lockwrap to the plugins",
+		help: `The file there is replaced in one step: calls that run go on with the old one.
+`,
+		setup: func(flags *flag.FlagSet) func(*console, []string) int {
+			dir := installDirFlag(flags)
+			return func(c *console, args []string) int {
+				if len(args) > 0 {
+					return c.tooMany(args)
+				}
+				to := filepath.Join(absolute(*dir), conflist.PluginName)
+				done, err := install(to)
+				if err != nil {
+					c.errorf("%v", err)
+					c.hintRoot(err)
+					return 1
+				}
+				c.linef("install: %s: %s", to, done)
+				return 0
+			}
+		},
+	}
+}
+
+func uninstallCommand() command {
+	return command{
+		name:  "uninstall",
+		about: "remove lockwrap from the plugins, unless a list needs it",
+		help: `It is refused while a list or a stand-in leads to lockwrap: without it, no
+container of that network could start or be deleted.
+`,
+		setup: func(flags *flag.FlagSet) func(*console, []string) int {
+			dir := installDirFlag(flags)
+			confDirs := confDirFlag(flags)
+			const about = "say whether it would be refused, and change nothing"
+			dryRun := flags.Bool("dry-run", false, about)
+			flags.BoolVar(dryRun, "n", false, about)
+			return func(c *console, args []string) int {
+				if len(args) > 0 {
+					return c.tooMany(args)
+				}
+				at := filepath.Join(absolute(*dir), conflist.PluginName)
+				if !c.unneeded(at, *confDirs) {
+					return 1
+				}
+				return c.remove(at, *dryRun)
+			}
+		},
+	}
+}
+
+// installDirFlag has the first plugin directory that this host has for a default.
+func installDirFlag(flags *flag.FlagSet) *string {
+	return flags.String("bin-dir", defaultBinDirs()[0], "the plugins are in `DIR`")
+}
+
+// install copies the running binary and says what it did.
+func install(to string) (done string, err error) {
+	// By this name it is there though the file has been replaced or removed.
+	self, err := os.Open("/proc/self/exe")
+	if err != nil {
+		return "", err
+	}
+	defer self.Close()
+	own, err := self.Stat()
+	if err != nil {
+		return "", err
+	}
+	switch there, err := lstat(to); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return "", err
+	case os.SameFile(own, there):
+		return "it is this one, nothing to do", nil
+	}
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return "", err
+	}
+	// Nomad runs every file in the directory that is executable, so this one is not
+	// until it is complete. A file that is written to could not be run ("text file
+	// busy"); this one gets its name when it is closed.
+	temp, err := renameio.NewPendingFile(to, renameio.WithTempDir(filepath.Dir(to)), renameio.WithStaticPermissions(0o600))
+	if err != nil {
+		return "", err
+	}
+	defer temp.Cleanup()
+	if _, err := io.Copy(temp, self); err != nil {
+		return "", err
+	}
+	if err := temp.Chmod(0o755); err != nil {
+		return "", err
+	}
+	if err := temp.CloseAtomicallyReplace(); err != nil {
+		return "", err
+	}
+	return "done, " + wrap.Version(), nil
+}
+
+// unneeded says what on this host still leads to a lockwrap. What can't be read may.
+func (c *console) unneeded(at string, dirs []string) bool {
+	free := true
+	if len(dirs) == 0 {
+		dirs = confDirs
+	}
+	for _, dir := range dirs {
+		if !c.unnamed(dir) {
+			free = false
+		}
+	}
+	for _, link := range standInsOf(at) {
+		free = false
+		c.errorf("%s: the stand-in still leads to %s", link, at)
+		c.hintf("run \"lockwrap stand-in --dir %s --remove %s\" first", filepath.Dir(link), filepath.Base(link))
+	}
+	return free
+}
+
+// unnamed looks at the lists of a directory, and at the drop-in directories in it.
+func (c *console) unnamed(dir string) bool {
+	entries, err := os.ReadDir(dir)
+	files := listFiles(dir)
+	for _, e := range entries {
+		files = append(files, listFiles(filepath.Join(dir, e.Name()))...)
+	}
+	free := true
+	for _, file := range files {
+		data, unread := os.ReadFile(file)
+		if unread != nil && !errors.Is(unread, fs.ErrNotExist) {
+			err = unread
+		}
+		if callsLockwrap(data) {
+			free = false
+			c.errorf("%s: the list still names lockwrap", file)
+			c.hintf("run \"lockwrap unwrap %s\" first", file)
+		}
+	}
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		return free
+	}
+	c.errorf("%v", err)
+	c.hintRoot(err)
+	return false
+}
+
+// callsLockwrap reports whether lockwrap is a plugin of the list, at any depth: a
+// delegating plugin such as multus may call it.
+func callsLockwrap(data []byte) bool {
+	var root any
+	if json.Unmarshal(data, &root) != nil {
+		return bytes.Contains(data, []byte(`"`+conflist.PluginName+`"`))
+	}
+	return calls(root)
+}
+
+func calls(value any) bool {
+	switch value := value.(type) {
+	case []any:
+		return slices.ContainsFunc(value, calls)
+	case map[string]any:
+		for key, inner := range value {
+			if strings.EqualFold(key, "type") && inner == conflist.PluginName || calls(inner) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// standInsOf are the links to a lockwrap under other names.
+func standInsOf(at string) (links []string) {
+	binary, err := os.Stat(at)
+	if err != nil {
+		return nil
+	}
+	for _, dir := range append(filepath.SplitList(os.Getenv("CNI_PATH")), standInDir) {
+		entries, _ := os.ReadDir(dir)
+		for _, e := range entries {
+			link := filepath.Join(dir, e.Name())
+			info, err := os.Stat(link)
+			if err == nil && os.SameFile(info, binary) && e.Name() != conflist.PluginName && !slices.Contains(links, link) {
+				links = append(links, link)
+			}
+		}
+	}
+	return links
+}
+
+// lstat refuses a link: it is a package's, and the file is elsewhere.
+func lstat(file string) (fs.FileInfo, error) {
+	info, err := os.Lstat(file)
+	if err == nil && info.Mode()&fs.ModeSymlink != 0 {
+		err = fmt.Errorf("%s is a link to %s; give the directory of that with --bin-dir, or remove the link by hand", file, target(file))
+	}
+	return info, err
+}
+
+func (c *console) remove(file string, dryRun bool) int {
+	_, err := lstat(file)
+	done := "would be removed"
+	if err == nil && !dryRun {
+		err, done = os.Remove(file), "removed"
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		done = "not there, nothing to do"
+	case err != nil:
+		c.errorf("%v", err)
+		c.hintRoot(err)
+		return 1
+	}
+	c.linef("uninstall: %s: %s", file, done)
+	return 0
+}
+
+func (c *console) hintRoot(err error) {
+	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
+		c.hintf("run it as root")
+	}
+}
