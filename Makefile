@@ -19,11 +19,12 @@ OLD_BIN := $(addprefix bin/plugins/$(OLD)/,$(notdir $(OLD_SET)))
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
+NFPM        := github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.4
 
 # Arguments for go test, as in: make test T='-v -run Seed'
 T ?=
 
-.PHONY: help build setup plugins faults demo check test torture bench fuzz race lint clean
+.PHONY: help build setup plugins faults demo check test torture bench fuzz race lint dist clean
 
 help:           ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -114,5 +115,8 @@ lint:           ## staticcheck and govulncheck
 	cd test && go run $(STATICCHECK) ./...
 	@test/vulncheck $(GOVULNCHECK)
 
+dist:           ## dist/: tarballs, .deb and .rpm for amd64 and arm64; two builds of a commit are byte-identical
+	LDFLAGS='$(LDFLAGS)' BUILDVCS=$(BUILDVCS) NFPM='go run $(NFPM)' wrap/operator/packaging/dist dist
+
 clean:
-	rm -rf bin
+	rm -rf bin dist

@@ -31,14 +31,14 @@ The exit code is 1 if there is a fail. The plugins are asked for their versions;
 nothing is changed.
 `,
 		setup: func(flags *flag.FlagSet) func(*console, []string) int {
-			binDirs, asJSON := binDirFlag(flags, "CNI_PATH, else /opt/cni/bin"), jsonFlag(flags)
+			binDirs, asJSON := binDirFlag(flags), jsonFlag(flags)
 			return func(c *console, files []string) int {
 				if len(files) == 0 {
 					c.errorf("no FILE is given")
 					return misused
 				}
 				var f findings
-				x := &examiner{findings: &f, environ: os.Environ(), bins: newBinaries(searchPath(*binDirs, "/opt/cni/bin"))}
+				x := &examiner{findings: &f, environ: os.Environ(), bins: newBinaries(searchPath(*binDirs))}
 				for _, file := range files {
 					x.examine(file)
 				}
@@ -50,9 +50,9 @@ nothing is changed.
 	}
 }
 
-func binDirFlag(flags *flag.FlagSet, otherwise string) *pathList {
+func binDirFlag(flags *flag.FlagSet) *pathList {
 	var dirs pathList
-	flags.Var(&dirs, "bin-dir", "look for plugins in `DIR` (default: "+otherwise+"); may be repeated")
+	flags.Var(&dirs, "bin-dir", "look for plugins in `DIR` (default: CNI_PATH, else "+strings.Join(wrap.DefaultPluginDirs(), ", ")+"); may be repeated")
 	return &dirs
 }
 
@@ -61,14 +61,14 @@ func jsonFlag(flags *flag.FlagSet) *bool {
 }
 
 // searchPath is where the runtime looks for plugins, like CNI_PATH.
-func searchPath(given pathList, otherwise string) string {
+func searchPath(given pathList) string {
 	if len(given) > 0 {
 		return given.String()
 	}
 	if path := os.Getenv("CNI_PATH"); path != "" {
 		return path
 	}
-	return otherwise
+	return strings.Join(defaultBinDirs(), ":")
 }
 
 // examiner looks at lists, one after the other.

@@ -29,13 +29,13 @@ rules; nothing is changed. Run it as root: others can't see all of it.
 `,
 		setup: func(flags *flag.FlagSet) func(*console, []string) int {
 			dirs := confDirFlag(flags)
-			binDirs := binDirFlag(flags, "CNI_PATH, else "+strings.Join(wrap.DefaultPluginDirs(), ", "))
+			binDirs := binDirFlag(flags)
 			asJSON := jsonFlag(flags)
 			return func(c *console, args []string) int {
 				if len(args) > 0 {
 					return c.tooMany(args)
 				}
-				f := examineHost(os.Environ(), *dirs, searchPath(*binDirs, strings.Join(defaultBinDirs(), ":")))
+				f := examineHost(os.Environ(), *dirs, searchPath(*binDirs))
 				return c.report(f, *asJSON, finding.paragraph)
 			}
 		},
