@@ -156,7 +156,7 @@ func timeoutError(path string, waited time.Duration) *types.Error {
 		held = "held by " + describeHolder(path, holder)
 	}
 	return ownError(types.ErrTryAgainLater,
-		fmt.Sprintf(`%d others are waiting; run "lockwrap status"; raise "lockTimeout" if the holder is only slow`,
+		fmt.Sprintf(`others waiting: %d; run "lockwrap status"; raise "lockTimeout" if the holder is only slow`,
 			len(slices.DeleteFunc(waiters, func(pid int) bool { return pid == os.Getpid() }))),
 		"waited %s for %s, %s", round(waited), path, held)
 }

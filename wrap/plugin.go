@@ -121,7 +121,7 @@ func serve(name string, steps func(*call, context.Context) error, parse parser, 
 		if cniErr := (*types.Error)(nil); errors.As(err, &cniErr) {
 			code = cniErr.Code
 		}
-		c.log.Info("failed", append(attrs, "code", code, "err", err)...)
+		c.log.Error("failed", append(attrs, "code", code, "err", err)...)
 		return err
 	}
 	c.log.Info("done", attrs...)

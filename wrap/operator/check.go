@@ -136,6 +136,7 @@ func (x *examiner) examine(path string) {
 			x.outside(l, p)
 			x.binary(l, p)
 			x.backend(l, p)
+			x.hostPorts(l, p)
 			continue
 		}
 		if wrapped++; wrapped > 1 {
@@ -213,6 +214,7 @@ func (x *examiner) entry(l *examined, p conflist.Plugin) {
 		l.delegates = append(l.delegates, d)
 		x.binary(l, d)
 		x.backend(l, d)
+		x.hostPorts(l, d)
 	}
 }
 
@@ -282,6 +284,15 @@ func (x *examiner) backend(l *examined, p conflist.Plugin) {
 		x.addAt(warn, l.path, p, `add "backend": "iptables", or "nftables" on a host without iptables`, what, p.Type, "backend")
 	case (p.Type == "bridge" || p.Type == "ptp") && conf.IPMasq && conf.IPMasqBackend == "":
 		x.addAt(warn, l.path, p, `add "ipMasqBackend": "iptables", or "nftables" on a host without iptables`, what, p.Type, "ipMasqBackend")
+	}
+}
+
+// hostPorts finds a portmap that gets none: the runtime passes a capability only to a
+// plugin that declares it, and portmap without any does nothing, and says nothing.
+func (x *examiner) hostPorts(l *examined, p conflist.Plugin) {
+	if p.Type == "portmap" && !p.Capabilities["portMappings"] && !slices.Contains(p.Keys(), "runtimeConfig") {
+		x.addAt(warn, l.path, p, `add "capabilities": {"portMappings": true} to it, and to the lockwrap entry around it`,
+			"\"portmap\" does not declare the capability \"portMappings\": no host port will work")
 	}
 }
 

@@ -51,8 +51,9 @@ func uninstallCommand() command {
 	return command{
 		name:  "uninstall",
 		about: "remove lockwrap from the plugins, unless a list needs it",
-		help: `It is refused while a list or a stand-in leads to lockwrap: without it, no
-container of that network could start or be deleted.
+		help: `It is refused while a list, a stand-in or a running container needs lockwrap:
+without it, no container of that network could start or be deleted. Podman and
+CRI-O delete a container by the list with which it was started.
 `,
 		setup: func(flags *flag.FlagSet) func(*console, []string) int {
 			dir := installDirFlag(flags)
@@ -132,6 +133,9 @@ func (c *console) unneeded(at string, dirs []string) bool {
 			free = false
 		}
 	}
+	if !c.uncached() {
+		free = false
+	}
 	for _, link := range standInsOf(at) {
 		free = false
 		c.errorf("%s: the stand-in still leads to %s", link, at)
@@ -165,6 +169,29 @@ func (c *console) unnamed(dir string) bool {
 	c.errorf("%v", err)
 	c.hintRoot(err)
 	return false
+}
+
+// uncached looks for attachments whose list named lockwrap when they were made:
+// podman and CRI-O delete a container by the list that libcni has cached for it.
+func (c *console) uncached() bool {
+	const cache = "/var/lib/cni/results" // libcni/api.go, getCacheDir
+	entries, _ := os.ReadDir(cache)
+	free := true
+	for _, e := range entries {
+		file := filepath.Join(cache, e.Name())
+		data, _ := os.ReadFile(file)
+		var cached struct {
+			Config      []byte `json:"config"`
+			ContainerID string `json:"containerId"`
+			NetworkName string `json:"networkName"`
+		}
+		if json.Unmarshal(data, &cached) == nil && callsLockwrap(cached.Config) {
+			free = false
+			c.errorf("container %s was started in network %q with lockwrap, and some runtimes delete it so", cached.ContainerID, cached.NetworkName)
+			c.hintf("delete the container first, or, if there is no such container, the file %s", file)
+		}
+	}
+	return free
 }
 
 // callsLockwrap reports whether lockwrap is a plugin of the list, at any depth: a
