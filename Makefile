@@ -66,7 +66,7 @@ check:          ## the fast half of the tests, without root
 faults:
 	go build -trimpath -buildvcs=false -tags faults -o bin/faults/lockwrap .
 
-test: setup plugins build faults ## everything, real plugins included (root)
+test: setup plugins build faults dist ## everything, real plugins included (root)
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not gofmt'ed:"; echo "$$unformatted"; exit 1; fi
 	go vet ./...
 	cd test && go vet ./...
