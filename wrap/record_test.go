@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -216,5 +217,33 @@ func TestRuntimeConfig(t *testing.T) {
 	// The list was edited in between.
 	if r.runtimeConfig(0, "portmap") != nil || r.runtimeConfig(1, "bandwidth") != nil || r.runtimeConfig(2, "portmap") != nil {
 		t.Error("gives one plugin what another one got")
+	}
+}
+
+// A container of ctr has its namespace below /proc, where it looks another one each time.
+func TestAttachment_stuck(t *testing.T) {
+	const here = "/proc/self/ns/net"
+	id := identifyNetNS(here)
+	other := id
+	other.Ino++
+	tests := []struct {
+		name  string
+		netns string
+		id    netnsID
+		stuck bool
+	}{
+		{"there", here, id, false},
+		{"another one", here, other, true},
+		{"gone", "/nowhere", id, true},
+		{"never known", "/nowhere", netnsID{}, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			time.Sleep(20 * time.Millisecond) // longer than a tick of the kernel's clock
+			r := &record{State: stateAdded, NetNS: tt.netns, NetNSID: tt.id}
+			if a := r.attachment("file"); (a.Stuck != "") != tt.stuck {
+				t.Errorf("stuck: %q, want %t", a.Stuck, tt.stuck)
+			}
+		})
 	}
 }

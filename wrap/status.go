@@ -175,7 +175,8 @@ func (r *record) attachment(file string) Attachment {
 			}[r.State]
 		}
 	case stateAdded:
-		if r.NetNSID != (netnsID{}) && !r.netnsStillThere() {
+		// If in doubt it is there: what one does about it takes a container's rules.
+		if r.NetNSID != (netnsID{}) && !identifyNetNS(r.NetNS).maybe(r.NetNSID) {
 			a.Stuck = "its network namespace is gone, and nobody has sent a DEL"
 		}
 	}

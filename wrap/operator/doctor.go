@@ -3,6 +3,7 @@
 package operator
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -196,6 +197,7 @@ func (x *examiner) attachments() {
 		return // locks has said it
 	}
 	now := time.Now()
+	running := map[string]int{} // containers of a network
 	for _, s := range slices.Concat(all, x.namedStatus(all)) {
 		for _, err := range s.errs {
 			x.add(warn, "status", asRoot("see why"), "%v", err)
@@ -206,6 +208,7 @@ func (x *examiner) attachments() {
 		stuck := 0
 		for _, a := range s.Attachments {
 			if a.Stuck == "" {
+				running[a.Network]++
 				continue
 			}
 			stuck++
@@ -226,6 +229,32 @@ func (x *examiner) attachments() {
 		}
 		if stuck == 0 && len(s.errs) == 0 {
 			x.add(fine, filepath.Join(s.StateDir, "attachments"), "", "%d on record, none stuck", len(s.Attachments))
+		}
+	}
+	for _, l := range x.lists {
+		if n := running[l.Name]; n > 0 {
+			x.flushed(l, n)
+		}
+	}
+}
+
+// flushed looks for the chains that the firewall plugin makes for every container
+// (portmap makes its own only for those with host ports).
+func (x *examiner) flushed(l *examined, containers int) {
+	var wanted []wrap.SharedChain
+	for _, conf := range l.entries {
+		for _, chain := range conf.SharedChains() {
+			if chain.Table == "filter" && !slices.Contains(conf.Chains, chain.Chain) {
+				wanted = append(wanted, chain)
+			}
+		}
+	}
+	found, _ := wrap.FindChains(context.Background(), wanted)
+	for _, chain := range wanted {
+		if there, known := found[chain]; known && !there {
+			x.add(fail, l.path, "start them anew: no command brings back a container's rules",
+				"chain %s is gone, so something has flushed the tables, and %d containers of network %q are without their rules", chain.Name, containers, l.Name)
+			return
 		}
 	}
 }

@@ -50,7 +50,7 @@ func installCommand() command {
 func uninstallCommand() command {
 	return command{
 		name:  "uninstall",
-		about: "remove lockwrap from the plugins, unless a list needs it",
+		about: "remove lockwrap from the plugins, unless something needs it",
 		help: `It is refused while a list, a stand-in or a running container needs lockwrap:
 without it, no container of that network could start or be deleted. Podman and
 CRI-O delete a container by the list with which it was started.
@@ -77,7 +77,8 @@ CRI-O delete a container by the list with which it was started.
 
 // installDirFlag has the first plugin directory that this host has for a default.
 func installDirFlag(flags *flag.FlagSet) *string {
-	return flags.String("bin-dir", defaultBinDirs()[0], "the plugins are in `DIR`")
+	return flags.String("bin-dir", defaultBinDirs()[0],
+		"the plugins are in `DIR` (default: the first of "+strings.Join(wrap.DefaultPluginDirs(), ", ")+" that exists)")
 }
 
 // install copies the running binary and says what it did.

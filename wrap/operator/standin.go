@@ -33,8 +33,8 @@ plugins. Each call then takes the lock, and runs the next plugin of that name on
 the path. Running containers go on.
 `,
 		setup: func(flags *flag.FlagSet) func(*console, []string) int {
-			dir := flags.String("dir", standInDir, "put the links into `DIR`")
-			binDir := flags.String("bin-dir", wrap.DefaultPluginDirs()[0], "the plugins are in `DIR`")
+			dir := flags.String("dir", standInDir, "put the links into `DIR` (default: "+standInDir+")")
+			binDir := flags.String("bin-dir", wrap.DefaultPluginDirs()[0], "the plugins are in `DIR` (default: "+wrap.DefaultPluginDirs()[0]+")")
 			remove := flags.Bool("remove", false, "remove the links")
 			return func(c *console, names []string) int {
 				if len(names) == 0 {
