@@ -51,7 +51,7 @@ func TestContainerd(t *testing.T) {
 	})
 }
 
-// Ctr has no host ports to give to portmap, so the shared rules are firewall's; with ingressPolicy there are more of them.
+// ctr has no host ports to give to portmap, so the shared rules are firewall's; with ingressPolicy there are more.
 func isolated(h *rig.Host) []rig.Plugin {
 	return []rig.Plugin{h.Bridge(rig.Net4), rig.Firewall().With("ingressPolicy", "same-bridge"), rig.Portmap()}
 }
@@ -102,8 +102,8 @@ ln -s "$1/plugins" /opt/cni/bin
 exec containerd --config "$1/config.toml" --root "$1/root" --state "$1/state" --address "$1/sock" --log-level warn
 ' sh "$1"`
 
-// Two slow cores start one container after the other. The gate before the first plugin of the list lets the ADDs begin at
-// once, as they do on a machine with many cores.
+// Two slow cores start one container after the other. The gate before the first plugin of the list lets the ADDs begin
+// at once, as they do on a machine with many cores.
 const gate = `#!/bin/sh
 dir=%s
 if [ "$CNI_COMMAND" = ADD ]; then
@@ -129,7 +129,7 @@ func startContainerd(t *testing.T, h *rig.Host, first string) *containerd {
 		`["io.containerd.grpc.v1.cri", "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper"]`+
 		"\n"), 0o644))
 
-	// Containerd has one directory of plugins and not a path.
+	// containerd has one directory of plugins and not a path.
 	for _, from := range filepath.SplitList(h.PluginPath()) {
 		for _, name := range []string{"lockwrap", "bridge", "firewall", "portmap", "host-local"} {
 			real, link := filepath.Join(from, name), filepath.Join(dir, "plugins", name)
@@ -284,10 +284,13 @@ func (c *containerd) removeCgroups() error {
 	v2, _ := filepath.Glob("/sys/fs/cgroup/" + c.h.Name)
 	var errs []error
 	for _, top := range append(v1, v2...) {
-		containers, _ := filepath.Glob(top + "/*/")
-		for _, dir := range append(containers, top) {
-			errs = append(errs, unix.Rmdir(dir))
+		entries, _ := os.ReadDir(top)
+		for _, e := range entries {
+			if e.IsDir() {
+				errs = append(errs, os.Remove(filepath.Join(top, e.Name())))
+			}
 		}
+		errs = append(errs, os.Remove(top))
 	}
 	return errors.Join(errs...)
 }
