@@ -24,7 +24,7 @@ func wrapCommand() command {
 		about:    "put lockwrap around the plugins of a network configuration list",
 		help: `The file is replaced in one step; mode and owner stay, a link is followed. The
 plugins stay as they are, to the byte. What is wrapped already is left alone.
-Running containers go on; most runtimes delete them through the wrapped list.
+Running containers go on, and can be deleted by either list.
 `,
 		setup: func(flags *flag.FlagSet) func(*console, []string) int {
 			dryRun := dryRunFlag(flags)
@@ -51,9 +51,9 @@ func unwrapCommand() command {
 		name:     "unwrap",
 		operands: "FILE...",
 		about:    "take lockwrap away again, byte for byte",
-		help: `The file is replaced in one step, as by "wrap". Running containers go on; most
-runtimes delete them through the bare list, podman and CRI-O through that with
-which they were started: leave lockwrap installed.
+		help: `The file is replaced in one step, as by "wrap". Leave lockwrap installed
+as long as containers run: Nomad, podman and CRI-O delete a container by the
+list with which it was started.
 `,
 		setup: func(flags *flag.FlagSet) func(*console, []string) int {
 			dryRun := dryRunFlag(flags)

@@ -21,8 +21,8 @@ func uninstallCommand() command {
 		name:  "uninstall",
 		about: "remove lockwrap from the plugins, unless something needs it",
 		help: `It is refused while a list, a stand-in or a running container needs lockwrap:
-without it, no container of that network could start or be deleted. Podman and
-CRI-O delete a container by the list with which it was started.
+without it, no container of that network could start or be deleted. Nomad, podman
+and CRI-O delete a container by the list with which it was started.
 `,
 		setup: func(flags *flag.FlagSet) func(*console, []string) int {
 			dir := installDirFlag(flags)
@@ -94,7 +94,8 @@ func (c *console) unnamed(dir string) bool {
 }
 
 // uncached looks for attachments whose list named lockwrap when they were made:
-// podman and CRI-O delete a container by the list that libcni has cached for it.
+// podman and CRI-O delete a container by the list that libcni has cached for it, and
+// Nomad by the one that it read when its agent or the allocation was started.
 func (c *console) uncached() bool {
 	const cache = "/var/lib/cni/results" // libcni/api.go, getCacheDir
 	entries, _ := os.ReadDir(cache)
