@@ -72,6 +72,22 @@ func TestPackage(t *testing.T) {
 			t.Errorf("the upgrade has left the old binary (%d bytes, %v)", len(installed), err)
 		}
 
+		// Debian's plugins are in one directory and Nomad's in another; lockwrap is in both.
+		if out, err := m.run("lockwrap", "check", list); err != nil || strings.Contains(out, "warn") {
+			t.Errorf("check: %v\n%s", err, out)
+		}
+		m.write("/usr/lib/cni/fast", slowPlugin, 0o755)
+		m.write("/tmp/both.conflist", `{"cniVersion": "1.0.0", "name": "both", "plugins": [
+			{"type": "lockwrap", "delegates": [{"type": "slow"}, {"type": "fast"}]}]}`, 0o644)
+		if out, err := m.run("lockwrap", "check", "/tmp/both.conflist"); err != nil ||
+			!strings.Contains(out, "/opt/cni/bin has slow, but not fast: a runtime that looks there cannot use the list") {
+			t.Errorf("check: %v\n%s", err, out)
+		}
+		if out, err := m.run("lockwrap", "check", "--bin-dir", "/opt/cni/bin:/usr/lib/cni", "/tmp/both.conflist"); err != nil ||
+			strings.Contains(out, "warn") {
+			t.Errorf("check: %v\n%s", err, out)
+		}
+
 		// It stays while it is needed.
 		out, err := m.run("dpkg", "-r", "lockwrap")
 		if err == nil || !strings.Contains(out, list+": the list still names lockwrap") ||
@@ -123,6 +139,7 @@ func TestPackage_reproducible(t *testing.T) {
 
 // slowPlugin says that it runs, and goes on when it is told to.
 const slowPlugin = `#!/bin/sh
+[ "$CNI_COMMAND" != VERSION ] || echo '{"cniVersion": "1.0.0", "supportedVersions": ["1.0.0"]}'
 [ "$CNI_COMMAND" = ADD ] || exit 0
 touch /tmp/slow.runs
 until [ -e /tmp/slow.goes-on ]; do sleep 0.05; done

@@ -60,11 +60,19 @@ func lockUsers(path string) (holder int, waiters []int) {
 		return 0, nil
 	}
 	holder, waiters = parseLocks(string(locks), fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino))
-	if holder == 0 {
-		// btrfs has another device number in stat than in /proc/locks.
+	if holder == 0 && hidesDevice(path) {
 		return parseLocks(string(locks), fmt.Sprintf(":%d", st.Ino))
 	}
 	return holder, waiters
+}
+
+// hidesDevice reports whether the file system has another device number in stat
+// than in /proc/locks. On any other the inode number alone may be that of somebody
+// else's lock.
+func hidesDevice(path string) bool {
+	var fs unix.Statfs_t
+	err := unix.Statfs(path, &fs)
+	return err == nil && (fs.Type == unix.BTRFS_SUPER_MAGIC || fs.Type == unix.OVERLAYFS_SUPER_MAGIC)
 }
 
 // readLocks reads /proc/locks in as few pieces as the kernel allows. Locks come

@@ -42,6 +42,9 @@ nothing is changed.
 				for _, file := range files {
 					x.examine(file)
 				}
+				if len(*binDirs) == 0 && os.Getenv("CNI_PATH") == "" {
+					x.scattered()
+				}
 				x.compareLocks()
 				x.praise()
 				return c.report(f, *asJSON, func(each finding) string { return each.line() + "\n" })
@@ -226,6 +229,28 @@ func (x *examiner) doubleKeys(l *examined, p conflist.Plugin) {
 	for i := 1; i < len(keys); i++ {
 		if keys[i] == keys[i-1] {
 			x.addAt(fail, l.path, p, "remove all but one", "%q is there more than once; only the last one counts", keys[i])
+		}
+	}
+}
+
+// scattered finds lists of which one directory has some plugins only. Nobody has
+// said where the runtime looks, and most look in one directory.
+func (x *examiner) scattered() {
+	for _, l := range x.lists {
+		for _, dir := range filepath.SplitList(x.bins.path) {
+			there := newBinaries(dir)
+			var has, lacks []conflist.Plugin
+			for _, p := range slices.Concat(l.Plugins, l.delegates) {
+				if _, err := there.find(p.Type); err != nil {
+					lacks = append(lacks, p)
+				} else if p.Type != conflist.PluginName { // which a package puts everywhere
+					has = append(has, p)
+				}
+			}
+			if len(has) > 0 && len(lacks) > 0 {
+				x.add(warn, l.path, "name your runtime's directory with --bin-dir", "%s has %s, but not %s: a runtime that looks there cannot use the list",
+					dir, typesOf(has), typesOf(lacks))
+			}
 		}
 	}
 }

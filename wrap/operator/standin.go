@@ -143,7 +143,7 @@ func (s *standIns) lockwrap() (string, error) {
 func (s *standIns) advise(removed bool) {
 	path := s.dir + ":" + s.binDir
 	if removed {
-		s.linef("When no link is left, take %s out of cni_path and restart the agent.", s.dir)
+		s.linef("When no link is left in %s, it must not stay in cni_path: a restarted Nomad finds no plugins in an empty directory.", s.dir)
 		return
 	}
 	s.linef("Nomad: in the client block of its configuration")
