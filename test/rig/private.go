@@ -8,6 +8,7 @@
 package rig
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -73,6 +74,9 @@ func runInside() (int, error) {
 			Pdeathsig: unix.SIGKILL,
 		},
 	})
+	if errors.Is(err, unix.EINVAL) {
+		err = fmt.Errorf("%w; if this is a chroot, its directory must be a mount point: mount --bind DIR DIR, before chroot DIR", err)
+	}
 	if err != nil {
 		return 0, fmt.Errorf("start in a namespace of its own: %w", err)
 	}
