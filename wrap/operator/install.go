@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/google/renameio/v2"
 
@@ -30,7 +31,11 @@ func installCommand() command {
 				if len(args) > 0 {
 					return c.tooMany(args)
 				}
-				to := filepath.Join(absolute(*dir), conflist.PluginName)
+				to, err := installed(*dir)
+				if err != nil {
+					c.errorf("%v", err)
+					return misused
+				}
 				done, err := install(to)
 				if err != nil {
 					c.errorf("%v", err)
@@ -48,6 +53,15 @@ func installCommand() command {
 func installDirFlag(flags *flag.FlagSet) *string {
 	return flags.String("bin-dir", defaultBinDirs()[0],
 		"the plugins are in `DIR` (default: the first of "+strings.Join(wrap.DefaultPluginDirs(), ", ")+" that exists)")
+}
+
+// installed is lockwrap's file in a directory. An unset variable, or a path like that
+// of other commands, must not end up as a directory of that name.
+func installed(dir string) (file string, err error) {
+	if dir == "" || strings.Contains(dir, ":") {
+		return "", fmt.Errorf("--bin-dir %q is not one directory", dir)
+	}
+	return filepath.Join(absolute(dir), conflist.PluginName), nil
 }
 
 // install copies the running binary and says what it did.
@@ -69,6 +83,7 @@ func install(to string) (done string, err error) {
 	case os.SameFile(own, there):
 		return "it is this one, nothing to do", nil
 	}
+	syscall.Umask(0o022) // doctor needs no root, and must see the directory
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return "", err
 	}
@@ -92,11 +107,16 @@ func install(to string) (done string, err error) {
 	return "done, " + wrap.Version(), nil
 }
 
-// lstat refuses a link: it is a package's, and the file is elsewhere.
+// lstat refuses a link, which is a package's, and the file is elsewhere; and whatever
+// is no file.
 func lstat(file string) (fs.FileInfo, error) {
 	info, err := os.Lstat(file)
-	if err == nil && info.Mode()&fs.ModeSymlink != 0 {
+	switch {
+	case err != nil:
+	case info.Mode()&fs.ModeSymlink != 0:
 		err = fmt.Errorf("%s is a link to %s; give the directory of that with --bin-dir, or remove the link by hand", file, target(file))
+	case !info.Mode().IsRegular():
+		err = fmt.Errorf("%s is no file; move it away", file)
 	}
 	return info, err
 }

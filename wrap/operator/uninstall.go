@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -22,7 +23,8 @@ func uninstallCommand() command {
 		about: "remove lockwrap from the plugins, unless something needs it",
 		help: `It is refused while a list, a stand-in or a running container needs lockwrap:
 without it, no container of that network could start or be deleted. Nomad, podman
-and CRI-O delete a container by the list with which it was started.
+and CRI-O delete a container by the list with which it was started. Stand-ins are
+looked for in /opt/cni/lockwrap and on CNI_PATH.
 `,
 		setup: func(flags *flag.FlagSet) func(*console, []string) int {
 			dir := installDirFlag(flags)
@@ -34,87 +36,121 @@ and CRI-O delete a container by the list with which it was started.
 				if len(args) > 0 {
 					return c.tooMany(args)
 				}
-				at := filepath.Join(absolute(*dir), conflist.PluginName)
-				if !c.unneeded(at, *confDirs) {
+				at, err := installed(*dir)
+				if err != nil {
+					c.errorf("%v", err)
+					return misused
+				}
+				u := &uninstaller{console: c}
+				if !u.unneeded(at, *confDirs) {
 					return 1
 				}
-				return c.remove(at, *dryRun)
+				return u.remove(at, *dryRun)
 			}
 		},
 	}
 }
 
+// An uninstaller looks for what needs lockwrap.
+type uninstaller struct {
+	*console
+	needed bool // something does
+}
+
 // unneeded says what on this host still leads to a lockwrap. What can't be read may.
-func (c *console) unneeded(at string, dirs []string) bool {
-	free := true
+func (u *uninstaller) unneeded(at string, dirs []string) bool {
 	if len(dirs) == 0 {
 		dirs = confDirs
 	}
 	for _, dir := range dirs {
-		if !c.unnamed(dir) {
-			free = false
-		}
+		u.unnamed(dir)
 	}
-	if !c.uncached() {
-		free = false
-	}
+	u.uncached()
+	u.idle()
 	for _, link := range standInsOf(at) {
-		free = false
-		c.errorf("%s: the stand-in still leads to %s", link, at)
-		c.hintf("run \"lockwrap stand-in --dir %s --remove %s\" first", filepath.Dir(link), filepath.Base(link))
+		u.need(fmt.Sprintf("run \"lockwrap stand-in --dir %s --remove %s\" first", filepath.Dir(link), filepath.Base(link)),
+			"%s: the stand-in still leads to %s", link, at)
 	}
-	return free
+	return !u.needed
 }
 
-// unnamed looks at the lists of a directory, and at the drop-in directories in it.
-func (c *console) unnamed(dir string) bool {
+func (u *uninstaller) need(todo, format string, args ...any) {
+	u.needed = true
+	u.errorf(format, args...)
+	u.hintf("%s", todo)
+}
+
+// unread is needed for what can't be looked at.
+func (u *uninstaller) unread(err error) {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		u.need(asRoot("move it away if it is no list"), "cannot tell whether lockwrap is needed: %v", err)
+	}
+}
+
+// unnamed looks at the lists of a directory and below: there are drop-in directories,
+// and nerdctl has one for each of its namespaces.
+func (u *uninstaller) unnamed(dir string) { u.unnamedBelow(dir, 3) }
+
+func (u *uninstaller) unnamedBelow(dir string, depth int) {
 	entries, err := os.ReadDir(dir)
-	files := listFiles(dir)
+	u.unread(err)
 	for _, e := range entries {
-		files = append(files, listFiles(filepath.Join(dir, e.Name()))...)
-	}
-	free := true
-	for _, file := range files {
-		data, unread := os.ReadFile(file)
-		if unread != nil && !errors.Is(unread, fs.ErrNotExist) {
-			err = unread
+		path := filepath.Join(dir, e.Name())
+		info, err := os.Stat(path)
+		switch {
+		case err == nil && info.IsDir() && depth > 0:
+			u.unnamedBelow(path, depth-1)
+			continue
+		case err == nil && info.IsDir(), !slices.Contains(listExtensions, filepath.Ext(path)):
+			continue
 		}
-		if callsLockwrap(data) {
-			free = false
-			c.errorf("%s: the list still names lockwrap", file)
-			c.hintf("run \"lockwrap unwrap %s\" first", file)
+		file, err := conflist.Open(path)
+		if err != nil {
+			u.unread(err)
+		} else if callsLockwrap(file.Data) {
+			u.need(fmt.Sprintf("run \"lockwrap unwrap %s\" first", path), "%s: the list still names lockwrap", path)
 		}
 	}
-	if err == nil || errors.Is(err, fs.ErrNotExist) {
-		return free
-	}
-	c.errorf("%v", err)
-	c.hintRoot(err)
-	return false
 }
 
 // uncached looks for attachments whose list named lockwrap when they were made:
 // podman and CRI-O delete a container by the list that libcni has cached for it, and
 // Nomad by the one that it read when its agent or the allocation was started.
-func (c *console) uncached() bool {
+func (u *uninstaller) uncached() {
 	const cache = "/var/lib/cni/results" // libcni/api.go, getCacheDir
-	entries, _ := os.ReadDir(cache)
-	free := true
+	entries, err := os.ReadDir(cache)
+	u.unread(err)
 	for _, e := range entries {
-		file := filepath.Join(cache, e.Name())
-		data, _ := os.ReadFile(file)
+		path := filepath.Join(cache, e.Name())
+		file, err := conflist.Open(path)
+		if err != nil {
+			u.unread(err)
+			continue
+		}
 		var cached struct {
 			Config      []byte `json:"config"`
 			ContainerID string `json:"containerId"`
 			NetworkName string `json:"networkName"`
 		}
-		if json.Unmarshal(data, &cached) == nil && callsLockwrap(cached.Config) {
-			free = false
-			c.errorf("container %s was started in network %q with lockwrap, and some runtimes delete it so", cached.ContainerID, cached.NetworkName)
-			c.hintf("delete the container first, or, if there is no such container, the file %s", file)
+		if json.Unmarshal(file.Data, &cached) == nil && callsLockwrap(cached.Config) {
+			u.need("delete the container first, or, if there is no such container, the file "+path,
+				"container %s was started in network %q with lockwrap, and some runtimes delete it so", cached.ContainerID, cached.NetworkName)
 		}
 	}
-	return free
+}
+
+// idle looks for a call that runs: its runtime will want to delete what it adds.
+func (u *uninstaller) idle() {
+	all, err := readStatus(os.Environ())
+	u.unread(err)
+	for _, s := range all {
+		for _, err := range s.errs {
+			u.unread(err)
+		}
+		if s.Lock != nil && s.Lock.Holder != nil {
+			u.need("wait for its end", "%s is held by %s", s.LockFile, describe(*s.Lock.Holder))
+		}
+	}
 }
 
 // callsLockwrap reports whether lockwrap is a plugin of the list, at any depth: a
@@ -160,7 +196,7 @@ func standInsOf(at string) (links []string) {
 	return links
 }
 
-func (c *console) remove(file string, dryRun bool) int {
+func (u *uninstaller) remove(file string, dryRun bool) int {
 	_, err := lstat(file)
 	done := "would be removed"
 	if err == nil && !dryRun {
@@ -170,10 +206,10 @@ func (c *console) remove(file string, dryRun bool) int {
 	case errors.Is(err, fs.ErrNotExist):
 		done = "not there, nothing to do"
 	case err != nil:
-		c.errorf("%v", err)
-		c.hintRoot(err)
+		u.errorf("%v", err)
+		u.hintRoot(err)
 		return 1
 	}
-	c.linef("uninstall: %s: %s", file, done)
+	u.linef("uninstall: %s: %s", file, done)
 	return 0
 }
