@@ -2,9 +2,10 @@
 SHELL := /bin/bash
 export CGO_ENABLED := 0
 
-# Of a tagged commit. Else the go command asks git itself, which refuses a checkout that is somebody else's.
-VERSION  ?= $(shell git describe --tags --exact-match --match 'v[0-9]*' 2>/dev/null)
-BUILDVCS := $(if $(shell git rev-parse HEAD 2>/dev/null),auto,false)
+# Of a tagged commit. Else the go command asks git itself, which refuses a checkout that is somebody else's. A repository
+# around a copy of the source has tags of its own.
+BUILDVCS := $(if $(filter $(shell pwd -P),$(shell git rev-parse --show-toplevel 2>/dev/null)),auto,false)
+VERSION  := $(if $(filter auto,$(BUILDVCS)),$(shell git describe --tags --exact-match --dirty=+dirty --match 'v[0-9]*' 2>/dev/null))
 LDFLAGS  := -s -w -X github.com/lockwrap/lockwrap/wrap.release=$(VERSION)
 
 # What the tests on a real machine run against, at pinned versions. The old pair is the one of nomad#6567.

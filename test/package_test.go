@@ -105,6 +105,8 @@ func TestPackage(t *testing.T) {
 
 	t.Run("one directory a link to the other", func(t *testing.T) {
 		m := newMachine(t)
+		// An older one in the directory of other distributions is not the package's.
+		m.write("/usr/libexec/cni/lockwrap", "#!/bin/sh\nexit 1\n", 0o755)
 		ok(t, os.RemoveAll(m.path("/opt/cni")))
 		ok(t, os.MkdirAll(m.path("/opt/cni"), 0o755))
 		ok(t, os.Symlink("/usr/lib/cni", m.path("/opt/cni/bin")))
@@ -112,9 +114,24 @@ func TestPackage(t *testing.T) {
 		m.must(link, "version")
 		m.must(binary, "version")
 		m.must("dpkg", "-r", "lockwrap")
-		if left := m.find("*lockwrap*", "/usr", "/opt"); left != "" {
+		if left := m.find("*lockwrap*", "/usr/lib", "/usr/sbin", "/opt"); left != "" {
 			t.Errorf("left behind:\n%s", left)
 		}
+	})
+
+	t.Run("no place for the link", func(t *testing.T) {
+		m := newMachine(t)
+		ok(t, os.RemoveAll(m.path("/opt/cni")))
+		ok(t, os.MkdirAll(m.path("/opt/cni"), 0o755))
+		ok(t, os.Symlink("/nowhere", m.path("/opt/cni/bin")))
+		out, err := m.run("dpkg", "-i", pkg)
+		if err != nil || !strings.Contains(out, "lockwrap: there is no link in /opt/cni/bin") {
+			t.Errorf("installing: %v\n%s", err, out)
+		}
+		m.must(binary, "version")
+		// A binary that can't be run can't say that it is needed.
+		ok(t, os.WriteFile(m.path(binary), []byte("damaged"), 0o755))
+		m.must("dpkg", "-r", "lockwrap")
 	})
 }
 
