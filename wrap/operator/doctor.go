@@ -208,7 +208,9 @@ func (x *examiner) attachments() {
 		stuck := 0
 		for _, a := range s.Attachments {
 			if a.Stuck == "" {
-				running[a.Network]++
+				if a.State == "added" { // one that is being added may be the first
+					running[a.Network]++
+				}
 				continue
 			}
 			stuck++
