@@ -107,7 +107,6 @@ func TestPackage(t *testing.T) {
 		m := newMachine(t)
 		// An older one in the directory of other distributions is not the package's.
 		m.write("/usr/libexec/cni/lockwrap", "#!/bin/sh\nexit 1\n", 0o755)
-		ok(t, os.RemoveAll(m.path("/opt/cni")))
 		ok(t, os.MkdirAll(m.path("/opt/cni"), 0o755))
 		ok(t, os.Symlink("/usr/lib/cni", m.path("/opt/cni/bin")))
 		m.must("dpkg", "-i", pkg)
@@ -121,7 +120,6 @@ func TestPackage(t *testing.T) {
 
 	t.Run("no place for the link", func(t *testing.T) {
 		m := newMachine(t)
-		ok(t, os.RemoveAll(m.path("/opt/cni")))
 		ok(t, os.MkdirAll(m.path("/opt/cni"), 0o755))
 		ok(t, os.Symlink("/nowhere", m.path("/opt/cni/bin")))
 		out, err := m.run("dpkg", "-i", pkg)
@@ -214,7 +212,12 @@ func newMachine(t *testing.T) *machine {
 	mount("proc", filepath.Join(root, "proc"), "proc", "", 0)
 	mount("/dev", filepath.Join(root, "dev"), "", "", unix.MS_BIND)
 	mount("lockwrap-test", filepath.Join(root, "run"), "tmpfs", "mode=755", 0)
-	return &machine{t, root}
+	m := &machine{t, root}
+	// The machine's own lists and containers are none of ours.
+	for _, dir := range []string{"/etc/cni", "/opt/cni", "/var/lib/cni"} {
+		ok(t, os.RemoveAll(m.path(dir)))
+	}
+	return m
 }
 
 func (m *machine) path(file string) string { return filepath.Join(m.root, file) }
