@@ -170,6 +170,7 @@ func namedInLists(environ []string) []wrap.Settings {
 // listExtensions are those of the files in which runtimes look for networks.
 var listExtensions = []string{".conf", ".conflist", ".json"}
 
+// listFiles are those of a directory.
 func listFiles(dir string) []string {
 	entries, _ := os.ReadDir(dir)
 	var files []string

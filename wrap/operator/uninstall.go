@@ -63,7 +63,7 @@ func (u *uninstaller) unneeded(at string, dirs []string) bool {
 		dirs = confDirs
 	}
 	for _, dir := range dirs {
-		u.unnamed(dir)
+		u.unnamed(dir, 3)
 	}
 	u.uncached()
 	u.idle()
@@ -89,9 +89,7 @@ func (u *uninstaller) unread(err error) {
 
 // unnamed looks at the lists of a directory and below: there are drop-in directories,
 // and nerdctl has one for each of its namespaces.
-func (u *uninstaller) unnamed(dir string) { u.unnamedBelow(dir, 3) }
-
-func (u *uninstaller) unnamedBelow(dir string, depth int) {
+func (u *uninstaller) unnamed(dir string, depth int) {
 	entries, err := os.ReadDir(dir)
 	u.unread(err)
 	for _, e := range entries {
@@ -99,7 +97,7 @@ func (u *uninstaller) unnamedBelow(dir string, depth int) {
 		info, err := os.Stat(path)
 		switch {
 		case err == nil && info.IsDir() && depth > 0:
-			u.unnamedBelow(path, depth-1)
+			u.unnamed(path, depth-1)
 			continue
 		case err == nil && info.IsDir(), !slices.Contains(listExtensions, filepath.Ext(path)):
 			continue
